@@ -1,4 +1,4 @@
-"""Say what it cost: guarantees, releases, spends, ledgers, filters, composition and plans."""
+"""Costs of releases: guarantees, spends, ledgers, filters, composition and plans."""
 
 from fedveil.accounting.admission import Admission as Admission
 from fedveil.accounting.admission import Denied as Denied

@@ -1,4 +1,4 @@
-"""Tables of a policy: code that may run on a node, and terms of the secure sums that it takes part in."""
+"""Tables of a policy: code that may run on a node, and terms on which the node joins secure sums."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -11,19 +11,19 @@ from fedveil.errors import FieldError
 
 
 class Denied(str):
-    """Reason of a refusal, with the key of the policy that refuses.
+    """Reason of a refusal as a text, with the policy's key that caused it.
 
     Parameters
     ----------
     rule : str
-        The key, as ``"total.record_epsilon"``.
+        Key of the policy, as ``"total.record_epsilon"``.
     reason : str
-        What a reader is told.
+        Text of the refusal.
 
     Attributes
     ----------
     rule : str
-        The key.
+        Key of the policy.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class Denied(str):
     rule: str
 
     def __new__(cls, rule: str, reason: str) -> "Denied":
-        """Make the text of the reason, and keep the key beside it."""
+        """Make the text of the reason, and store the key with it."""
         made = super().__new__(cls, reason)
         made.rule = rule
         return made
@@ -45,25 +45,24 @@ class Denied(str):
 class Admission(Parameters):
     """Code that may run on a node: the table `[node]` of a policy.
 
-    A list that is given refuses all that it does not name; a list that is left out refuses nothing. A bundle's hash is
-    computed on the node; runs, federations and accounts are taken from the SuperLink.
+    A list refuses everything that it does not name; an absent list refuses nothing. The node itself computes a bundle's
+    hash. Runs, federations and accounts are those that the SuperLink reports.
 
     Parameters
     ----------
     client : str, optional
         ``"module:attribute"``, a ClientApp that the node's operator installed. A bundle's client code is then ignored.
     apps : sequence of str, optional
-        SHA-256 of app bundles, 64 hexadecimal digits each. Without `client`, only bundles run that are listed here or
-        signed.
+        SHA-256 of app bundles, 64 hexadecimal digits each. Without `client`, a bundle has to be listed here or signed.
     signers : sequence of str, optional
-        Ed25519 public keys, 64 hexadecimal digits each. Their approvals of bundles are taken until they expire.
+        Ed25519 public keys, 64 hexadecimal digits each. An approval of a bundle by one of them holds until it expires.
     projects : sequence of str, optional
         Projects as ``"publisher/name"``, read from the bundle.
     federations, accounts, runs : sequence of str, optional
         Names and numbers as Flower shows them.
     foreign : {"isolated", "open"}
-        Confinement of a bundle's own code. Isolated: no network, and a folder that is deleted afterwards as the only
-        place to write (Linux, user namespaces). Open: all that the node's user may do, which no policy can limit.
+        Confinement of a bundle's own code. Isolated: no network, and write access only to a folder that is deleted
+        afterwards (Linux, user namespaces). Open: everything that the node's user may do; no policy can limit that.
     ledger, head : str, optional
         Folders of the lifetime ledger and of its head. Relative paths begin at the policy's folder.
     dataset : str, optional
@@ -72,7 +71,7 @@ class Admission(Parameters):
     Raises
     ------
     FieldError
-        For anything that cannot be meant.
+        For a value or combination that makes no sense.
     """
 
     client: Text | None = None
@@ -107,7 +106,7 @@ class Admission(Parameters):
             )
 
     def refusal(self, signed: bool, **run: str) -> Denied | None:
-        """Say why a run may not use this node; None if it may.
+        """Return the reason why a run may not use this node; None if it may.
 
         Parameters
         ----------
@@ -142,13 +141,14 @@ class SumPolicy(Parameters):
         Public keys of the other sites, 64 hexadecimal digits each, as `fedveil keys show` prints them. A server cannot
         add any.
     least_sites : int
-        Smallest roster that is answered, whatever the method says; at least 3.
+        Smallest roster that the site answers, whatever the method says; at least 3.
     colluding : int
-        Fewest colluding sites that the noise has to allow for.
+        Least number of colluding sites for which the noise must suffice.
     attempts : int
-        Most questions of one round that are answered; each costs a full release.
+        Most questions of one round that the site answers; each answer costs a full release.
     silos_per_person : int
-        Most sites at which one person may have records; a method for persons that allows for fewer is refused.
+        Largest number of sites at which one person may have records. A method for persons with a smaller number is
+        refused.
     """
 
     peers: Names = ()

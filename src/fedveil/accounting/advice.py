@@ -1,7 +1,8 @@
 """Advice: the methods that reach a privacy target, and whether a federation can still learn with them.
 
-The noise is compared with the signal: its expected length on a round's mean over the clipping norm, the greatest length
-of the mean. As a rule of thumb, training works below about `1 / ENOUGH` (`fedveil.accounting.planning`).
+Noise is compared with signal: the expected length of the noise on a round's mean, divided by the clipping norm, which
+bounds the mean. As a rule of thumb, training works if this ratio is below about `1 / ENOUGH`
+(`fedveil.accounting.planning`).
 """
 
 import math
@@ -42,7 +43,7 @@ _HEURISTIC: tuple[tuple[str, Trust, str], ...] = (
 )
 
 
-_EVIDENCE = {  # accuracy at a total epsilon, beside the same training without privacy
+_EVIDENCE = {  # accuracy at a total epsilon, and of the same training without privacy
     "trusted sum": "4 silos, blood cells: .916 at 2, .934 without; 10 on digits: .948 at 4, .959 "
     "(results/record-level)",
     "local": "4 silos, blood cells: .908 at 2, .934 without; 10 on digits: .917 at 4, .959 (results/record-level)",
@@ -54,7 +55,7 @@ _EVIDENCE = {  # accuracy at a total epsilon, beside the same training without p
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Method with its settings that could be turned on.
+    """Method that reaches the target, with its settings.
 
     Attributes
     ----------
@@ -63,9 +64,9 @@ class Choice:
     unit, trust : str
         Protected unit and trusted party.
     verdict : {"possible", "hard", "hopeless", "no promise"}
-        Judgement of `noise_to_signal`; heuristics promise nothing.
+        Judgement by `noise_to_signal`; "no promise" for heuristics.
     noise_to_signal : float, optional
-        Expected length of the noise on a round's mean over the clipping norm.
+        Expected length of the noise on a round's mean, divided by the clipping norm.
     noise_multiplier : float, optional
         Least z that reaches the target.
     guarantee : Guarantee, optional
@@ -112,12 +113,13 @@ def advise(
     dimension : int
         Number of trainable parameters.
     rounds : int
-        Number of rounds, at the record level with one noisy step each.
+        Number of rounds; at record level each is one noisy step.
     epsilon, delta : float
         Target of the total.
     unit : {"client", "record", "person"}, optional
         Unit to be protected. By default clients and records are tried, and persons if `records_per_person` is given.
-        Choices for persons include promises to clients, stated for one of their persons (`Guarantee.of_part`).
+        Choices for persons include promises to whole clients, restated for one person of a client
+        (`Guarantee.of_part`).
     trust : {"central", "local", "trusted sum", "secure sum"}, optional
         Only trust model to try; by default all are tried.
     relation : {"zero-out", "add/remove", "replace-one"}
@@ -127,9 +129,9 @@ def advise(
     records_per_person : int, optional
         Most records of one person, as declared; a count of the data would be a release.
     people : int, optional
-        Planned number of people of one client; by default the fewest that `examples` can come from.
+        Planned number of people of one client; by default the fewest who can have `examples` together.
     silos_per_person : int
-        Most clients at which one person may be.
+        Largest number of clients at which one person may be.
 
     Returns
     -------
@@ -191,7 +193,7 @@ def _for_clients(
     delta: float,
     for_person: bool,
 ) -> list[Choice]:
-    """List the choices for whole clients, `for_person` with noise that promises one person as much."""
+    """List the choices that protect whole clients; with `for_person`, with noise that promises one person as much."""
     n, rounds, spread, target = silos.clients, silos.rounds, silos.silos_per_person, silos.target
     z = silos.noise
     local_z = least_noise(epsilon, delta, rounds, relation="replace-one")
@@ -223,7 +225,7 @@ def _for_clients(
 
 
 def _heuristics(trust: Trust | None, unit: Unit | None) -> list[Choice]:
-    """List the heuristics, which protect clients alone."""
+    """List the heuristics, which exist only for clients."""
     choices = []
     for name, its_trust, evidence in _HEURISTIC:
         if trust in (None, its_trust) and unit in (None, "client"):
@@ -258,7 +260,7 @@ def _for_person(promise: Guarantee, z: float, silos: int) -> tuple[Guarantee, fl
 
 @dataclass(frozen=True, kw_only=True)
 class _Silos:
-    """Federation of silos that add noise of their own.
+    """Federation of silos that each add noise.
 
     Attributes
     ----------
@@ -291,7 +293,7 @@ class _Silos:
         z: float,
         *conditions: tuple[str, ...],
     ) -> Guarantee:
-        """Promise the total over all rounds."""
+        """Return the promise of the total over all rounds."""
         mu = FACTOR[self.relation] * math.sqrt(self.rounds) / z
         return promise_of_mu(unit, trust, self.relation, "total", mu, *conditions)
 
@@ -319,7 +321,7 @@ class _Silos:
         asked = self.target
         if (
             group > 1
-        ):  # epsilon is that of the whole group, and a configuration would state that of one unit
+        ):  # epsilon is for the whole group, but a configuration states epsilon for one unit
             asked = (f"noise_multiplier = {rounded_up(self.noise * group, 6)}",)
         lines = (*asked, f"rounds = {self.rounds}", *planned, *self.relation_line)
         sizes: tuple[str, ...] = ()
@@ -332,7 +334,7 @@ class _Silos:
             trusted = ('sum = "trusted"', *lines, f"silos = {n}", f"tolerated = {tolerated}")
             conditions = (dropout_condition(n, tolerated), *sizes)
             choices.append(made("trusted sum", n / (n - tolerated), trusted, conditions))
-        if n - tolerated >= 2:  # a share has the noise of a trusted sum's, if nobody drops out
+        if n - tolerated >= 2:  # without dropouts a share has the noise of a trusted sum's share
             secure = ('sum = "secure"', *lines, f"least_sites = {n}", f"colluding = {tolerated}")
             conditions = (collusion_condition(tolerated, n), *sizes)
             choices.append(made("secure sum", n / (n - tolerated), secure, conditions))
@@ -348,13 +350,13 @@ class _Silos:
         lines: tuple[str, ...],
         conditions: tuple[str, ...],
     ) -> Choice:
-        """Make the choice of one trust model; `spread` is the variance of the summed noise over that of the target."""
+        """Make the choice for one trust model; `spread` is the variance of the summed noise over the target's."""
         z = self.noise * group
         first = (silos_condition(1),) if unit == "person" else ()
         guarantee = self.promise(unit, trust, z, first, conditions).of_group(group)
         if (
             unit == "person" and self.silos_per_person > 1
-        ):  # all her silos together promise what one alone did
+        ):  # all her silos together promise her what one silo promised
             whole = guarantee.of_silos(self.silos_per_person)
             z *= (whole.mu or 0.0) / (guarantee.mu or 1.0)
             guarantee = replace(whole, bound=guarantee.bound)
@@ -363,7 +365,7 @@ class _Silos:
 
 
 def _covers(choice: Choice, unit: Unit | None) -> bool:
-    """Whether a choice protects a unit."""
+    """Whether a choice protects the unit."""
     alone = choice.guarantee is None or choice.guarantee.group == 1
     if unit == "person":
         return choice.unit == "person" or not alone

@@ -1,4 +1,4 @@
-"""Bounds: what is proven about a release, one class for each kind, with the composition of its own kind."""
+"""Bounds that are proven about a release, one class for each kind, with the composition of each kind."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,18 +42,18 @@ from fedveil.ranges import RANGES
 
 @dataclass(frozen=True)
 class Bound(Parameters):
-    """Bound on what a release tells. The base class promises nothing for any two neighbours."""
+    """Bound on what a release reveals. The base class promises nothing for two neighbours."""
 
-    joins: "ClassVar[tuple[type[Bound], ...]]" = ()  # other kinds that a total of this kind may hold
+    joins: "ClassVar[tuple[type[Bound], ...]]" = ()  # other kinds of bound that a total of this kind may include
 
     @property
     def cost(self) -> float:
-        """Number to rank bounds of one kind by; 0 where nothing is proven. It is no privacy parameter across kinds."""
+        """Number by which bounds of one kind are ranked, 0 if nothing is proven; not comparable across kinds."""
         return 0.0
 
     @property
     def slope(self) -> float:
-        """Approximate mu of a unit of Euclidean distance; 0 without a curve over distance."""
+        """Approximate mu for each unit of Euclidean distance; 0 without a curve over distance."""
         return 0.0
 
     def epsilon(self, delta: float, relation: Relation) -> float:
@@ -62,12 +62,12 @@ class Bound(Parameters):
         Raises
         ------
         HeuristicError
-            If there is none for two neighbouring inputs.
+            If the bound has no epsilon for two neighbouring inputs.
         """
         raise HeuristicError(f"a release of this kind has no epsilon: {self.describe()}")
 
     def epsilon_at(self, distance: float, delta: float) -> float:
-        """Return epsilon where a client's vector moves by at most a Euclidean distance in each release.
+        """Return epsilon if a client's vector moves by at most the Euclidean distance in each release.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class Bound(Parameters):
         )
 
     def meaning(self, relation: Relation) -> Meaning:
-        """Return what an attacker can reach, by default from the curve of epsilon over delta."""
+        """Return the success that an attacker can have, by default from the curve of epsilon over delta."""
         deltas = np.geomspace(1e-12, 0.5, 400)
         epsilons = [self.epsilon(float(delta), relation) for delta in deltas]
         return meaning_of_curve(np.array(epsilons), deltas)
@@ -90,17 +90,17 @@ class Bound(Parameters):
         Raises
         ------
         FieldError
-            If this kind has none.
+            If this kind of bound has none.
         """
         raise FieldError("group", times, "a d-private promise is about vectors, not about units")
 
     def of_change(self) -> "Bound":
-        """Return the bound for a unit that is in both inputs and changes; this one is for its coming or counting zero.
+        """Return the bound for a unit that is in both inputs and changes; `self` is for a unit that comes or counts zero.
 
         Raises
         ------
         FieldError
-            If this kind has none.
+            If this kind of bound has none.
         """
         return self.scaled(2)
 
@@ -110,7 +110,7 @@ class Bound(Parameters):
         Raises
         ------
         FieldError
-            If this kind has none.
+            If this kind of bound has none.
         """
         return self.scaled(size)
 
@@ -120,15 +120,15 @@ class Bound(Parameters):
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> "Bound":
-        """Compose releases whose bounds are of this kind, or of one in `joins`."""
+        """Compose releases whose bounds are of this kind, or of a kind in `joins`."""
         return bounds[0]  # type: ignore[no-any-return]
 
     def describe(self) -> str:
-        """Return the parameter as it is printed."""
+        """Return the parameter as text."""
         return ""
 
     def values(self) -> dict[str, Any]:
-        """Return plain values for JSON; an empty list of events is left out."""
+        """Return plain values for JSON, without an empty list of events."""
         values: dict[str, Any] = {}
         for name, value in vars(self).items():
             plain = events_to_list(value) if name.startswith("events") else value
@@ -152,7 +152,7 @@ class Heuristic(Bound):
     Parameters
     ----------
     reason : str
-        Why none is satisfied.
+        Reason why no definition is satisfied.
     """
 
     reason: str = ""
@@ -168,10 +168,10 @@ class GDP(Bound):
     Parameters
     ----------
     mu : float
-        Parameter, at least 0; it composes as the root of the sum of squares.
+        Parameter, at least 0; releases compose to the root of the sum of squares.
     mu_per_distance : float, optional
         Slope over distance: if a client's clipped update moves by a Euclidean distance D, the release is
-        (mu_per_distance * D)-GDP. In a total, it moves by D in every round, given the same past.
+        (mu_per_distance * D)-GDP. In a total, D is the movement in every round, given the same past.
     """
 
     mu: Mu
@@ -221,7 +221,7 @@ class ZCDP(Bound):
     Parameters
     ----------
     rho : float
-        Parameter, at least 0; it adds up.
+        Parameter, at least 0; releases add up.
     """
 
     rho: NonNegative
@@ -255,7 +255,7 @@ class PLD(Bound):
     Parameters
     ----------
     events : tuple of (event, count)
-        Releases (`fedveil.accounting.events`), each with how often it was made.
+        Releases (`fedveil.accounting.events`), each with the number of times it was made.
     """
 
     events: tuple[tuple[Event, int], ...]
@@ -263,7 +263,7 @@ class PLD(Bound):
 
     @property
     def cost(self) -> float:
-        """Root of the sum of count (rate / noise multiplier)^2, to rank plans of one kind of event by."""
+        """Root of the sum of count (rate / noise multiplier)^2, by which plans with one kind of event are ranked."""
         squares = [count * size_of(event) ** 2 for event, count in self.events]
         return math.sqrt(math.fsum(squares))
 
@@ -277,14 +277,14 @@ class PLD(Bound):
         return self._mapped(partial(scaled_event, times=times))
 
     def of_change(self) -> "PLD":
-        """Return the bound for a unit that changes: sampled steps draw it as often, and most do not see the change."""
+        """Return the bound for a unit that changes. It is sampled as often as before; steps without it see no change."""
         return self._mapped(event_of_part)
 
     def of_group(self, size: int, relation: Relation) -> "PLD":
         """Return the bound for several units together.
 
         Under Poisson sampling the number of sampled records is binomial, a mixture of shifts (arXiv 2401.10294). Under
-        replace-one no credit is taken for the sampling of groups.
+        replace-one the bound ignores that groups are sampled.
         """
         if relation == "add/remove" and size > SPARE:
             accepted = f"must be at most {SPARE} under add/remove with sampling, or take zero-out"
@@ -309,7 +309,7 @@ class PLD(Bound):
             elif bound.mu > 0:
                 noise = min(
                     FACTOR[relation] / bound.mu, most_noise
-                )  # less noise than there is costs no less
+                )  # assuming less noise than there is gives a valid upper bound
                 gaussian.append((Gaussian(noise), 1))
         return cls(tuple(count_events(sampled + gaussian).items()))
 
@@ -319,13 +319,13 @@ class PLD(Bound):
 
 @dataclass(frozen=True)
 class OverDistance(Bound):
-    """Bound over a distance alone: it holds for two vectors at most so far apart, and for no others."""
+    """Bound over a distance: it holds for two vectors at most that far apart, and for no others."""
 
     symbol: ClassVar[str]
 
     @property
     def cost(self) -> float:
-        """Cost of a unit of distance."""
+        """Cost for each unit of distance."""
         return float(next(iter(vars(self).values())))
 
     def epsilon(self, delta: float, relation: Relation) -> float:
@@ -341,7 +341,7 @@ class MetricGDP(OverDistance):
     Parameters
     ----------
     mu_per_distance : float
-        Slope over distance, at least 0; it composes as the root of the sum of squares.
+        Slope over distance, at least 0; releases compose to the root of the sum of squares.
     """
 
     mu_per_distance: Slope
@@ -369,7 +369,7 @@ class MetricDP(OverDistance):
     Parameters
     ----------
     epsilon_per_distance : float
-        Slope over distance, at least 0; it adds up. In a total the distance is the largest of any round.
+        Slope over distance, at least 0; releases add up. In a total the distance is the largest of any round.
     events_per_distance : tuple of (EuclideanLaplace, count)
         Releases behind the slope, for two vectors one unit of distance apart. `epsilon_at` composes them exactly with
         dp-accounting; at delta 0 they add up.
@@ -398,7 +398,7 @@ class MetricDP(OverDistance):
     def covering(self, others: Sequence[Any]) -> "MetricDP":
         own = self.events_per_distance
         seen = [bound.events_per_distance for bound in others]
-        if not all((own, *seen)):  # without its releases nothing exact is known of a bound
+        if not all((own, *seen)):  # without its releases a bound cannot be composed exactly
             return MetricDP(self.epsilon_per_distance)
         more = [events for events in seen if not is_dominated(events, own)]
         return MetricDP(self.epsilon_per_distance, most_of_each(own, more))
@@ -410,7 +410,7 @@ class MetricDP(OverDistance):
         for bound in bounds:
             if (
                 not bound.events_per_distance
-            ):  # without its releases nothing exact is known of a bound
+            ):  # without its releases a bound cannot be composed exactly
                 return cls(epsilon)
             releases += bound.events_per_distance
         behind: dict[Any, int] = count_events(releases)
@@ -420,7 +420,13 @@ class MetricDP(OverDistance):
         return f"{rounded_up(self.cost, 3)}-d-private"
 
 
-PROVEN = (GDP, MetricGDP, PLD, ZCDP, MetricDP)  # in the order in which a total is tried
+PROVEN = (
+    GDP,
+    MetricGDP,
+    PLD,
+    ZCDP,
+    MetricDP,
+)  # kinds of bound, in the order in which a total tries them
 PARAMETERS = (
     "mu",
     "mu_per_distance",
@@ -432,7 +438,7 @@ PARAMETERS = (
 
 
 def composed(bounds: Iterable[Bound], relation: Relation) -> Bound:
-    """Compose several releases into one bound; one release that is not proven makes a total that is not.
+    """Compose several releases into one bound; if one release is not proven, neither is the total.
 
     Raises
     ------
@@ -454,7 +460,7 @@ def composed(bounds: Iterable[Bound], relation: Relation) -> Bound:
 
 
 def bound_from(status: str, values: Mapping[str, Any]) -> Bound:
-    """Read a bound from a ledger's values, by the parameters that are given.
+    """Read a bound from a ledger's values; the given parameters determine its kind.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Costs of many releases without their lines: each with how often it was paid, for a ledger that goes on from them."""
+"""Costs of many releases without their lines, each with the number of times it was paid, for a ledger that continues."""
 
 import json
 from collections import Counter
@@ -9,24 +9,24 @@ from typing import Any
 from fedveil.accounting.ledger import Entry
 
 Carried = tuple[tuple[int, Entry], ...]
-GATHERED = "gathered"  # digest of a cost that stands for several releases
+GATHERED = "gathered"  # digest in an entry that stands for several releases
 
 
 def gathered(entries: Iterable[Entry], carried: Carried = ()) -> Carried:
-    """Count equal costs of entries, together with those that are carried already.
+    """Count equal costs of entries, together with costs that were counted before.
 
     Parameters
     ----------
     entries : iterable of Entry
-        One a release. Its round, its bits and the question it answered are dropped; all that a budget, a policy or a
-        report's cost reads stays.
+        One for each release. Its round, bits and question are dropped; everything that a budget, a policy or a report's
+        cost needs is kept.
     carried : tuple of (int, Entry)
         Costs that were counted before.
 
     Returns
     -------
     tuple of (int, Entry)
-        In the order in which each cost was first paid.
+        Each cost with its count, in the order in which costs were first paid.
     """
     counts: Counter[Entry] = Counter()
     for times, entry in carried:
@@ -37,12 +37,12 @@ def gathered(entries: Iterable[Entry], carried: Carried = ()) -> Carried:
 
 
 def without(carried: Carried, entries: Iterable[Entry]) -> Carried:
-    """Take the costs of some entries off again.
+    """Subtract the costs of some entries again.
 
     Raises
     ------
     ValueError
-        If one of them is not among the carried.
+        If one of the entries is not among the carried costs.
     """
     counts = Counter({entry: times for times, entry in carried})
     counts.subtract(_cost_of(entry) for entry in entries)

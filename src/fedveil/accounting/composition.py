@@ -1,4 +1,4 @@
-"""Composition: epsilon of any mixture of events, by the tightest sound bound there is.
+"""Composition: epsilon of any mixture of events, by the tightest sound bound that is available.
 
 Gaussian rounds compose in closed form. Subsampling, Laplace, Euclidean Laplace and mixtures go through privacy-loss
 distributions; fixed-size sampling and discrete Gaussians through Renyi DP. dp-accounting does the numerical work.
@@ -33,30 +33,31 @@ from fedveil.gdp import Curve, compose_mu, delta_of_mu, epsilon_of_mu
 from fedveil.ranges import require_within
 from fedveil.registry import optional
 
-# Losses are rounded up to a grid: a coarse one is a looser bound. Small noise has large losses, which would take all
-# memory without a limit on the number of points.
+# Losses are rounded up to a grid; a coarser grid gives a looser bound. Small noise has large losses, so without a limit
+# on the number of points the grid would take all memory.
 _INTERVAL = 1e-4
-_FIRST_POINTS = 2_000  # of the widest single loss, when the composed one is first estimated
-_POINTS = 1_000_000  # of the composed loss
+_FIRST_POINTS = 2_000  # points of the widest single loss, for a first estimate of the composed loss
+_POINTS = 1_000_000  # points of the composed loss
 _SLOW_POINTS: dict[type[Event], int] = {
     EuclideanLaplace: 1_000,
     Mixture: 10_000,
-}  # of kinds that take long a point
+}  # fewer points for kinds that take long for each point
 _RARE = 1e-9
 _CURVE = 1000  # points of delta(epsilon)
-# Beyond these losses e^loss, or the grid, overflows: of a Laplace kind, and of a Gaussian kind or of all together.
+# Above these losses e^loss or the grid overflows: the first for Laplace kinds, the second for Gaussian kinds or all
+# kinds together.
 _LAPLACE_OVERFLOW, _OVERFLOW = 650.0, 1e5
 
 
 def epsilon(
     events: Iterable[tuple[Event, int]], delta: float, relation: Relation = "zero-out"
 ) -> float:
-    """Bound epsilon of all events together.
+    """Return an upper bound on epsilon of all events together.
 
     Parameters
     ----------
     events : iterable of (event, count)
-        Releases, each with how often it was made.
+        Releases, each with the number of times it was made.
     delta : float
         From 1e-15 to below 1.
     relation : {"zero-out", "add/remove", "replace-one"}
@@ -94,7 +95,7 @@ def epsilon(
 def _split(
     counts: Mapping[Event, int], relation: Relation
 ) -> tuple[float, float, dict[Event, int]]:
-    """Return the relation's factor, mu of the Gaussians without sampling, and the other events."""
+    """Return the relation's factor, the mu of all Gaussians without sampling, and the other events."""
     factor = factor_of(relation)
     others: dict[Event, int] = {}
     mus = []
@@ -124,7 +125,7 @@ def curve(
     Parameters
     ----------
     events : iterable of (event, count)
-        Releases, each with how often it was made.
+        Releases, each with the number of times it was made.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs.
 
@@ -155,9 +156,9 @@ class _Loss:
     composed : object, optional
         dp-accounting's distribution of the loss; None if `mu` bounds everything.
     mu : float
-        Gaussian DP of the events outside the distribution, if there is none.
+        Gaussian DP of all events if there is no distribution.
     added : float
-        Epsilon to be added at every delta.
+        Epsilon to add at every delta.
     """
 
     composed: Any
@@ -184,7 +185,7 @@ def _total_loss(
     factor: float,
     relation: Relation,
 ) -> _Loss:
-    """Compose events and Gaussian releases of `mu` in all."""
+    """Compose the events with Gaussian releases whose total is `mu`."""
     if not items:
         return _Loss(None, mu, 0.0)
     _library()
@@ -199,7 +200,9 @@ def _total_loss(
     mean = math.fsum(_mean_loss(event, factor) * count for event, count in others.items())
     first = max(_INTERVAL, widest / _FIRST_POINTS, mean / _POINTS)
     composed = _composed(others, mu, factor, relation, first)
-    reach = composed.get_epsilon_for_delta(_RARE)  # nearly all of the composed loss lies within
+    reach = composed.get_epsilon_for_delta(
+        _RARE
+    )  # nearly all of the composed loss lies within this range
     needed = widest if math.isinf(reach) else max(reach, widest)
     interval = max(_INTERVAL, needed / _POINTS)
     for event, width in widths.items():
@@ -212,7 +215,7 @@ def _total_loss(
 
 
 def _require_replaceable(events: Iterable[Event]) -> None:
-    """Refuse events without an account under replace-one."""
+    """Refuse events that have no accounting under replace-one."""
     for event in events:
         sampled_laplace = isinstance(event, Poisson) and isinstance(event.event, Laplace)
         if isinstance(event, Mixture) or sampled_laplace:
@@ -244,16 +247,16 @@ def _composed(
 def _without_large_losses(
     others: dict[Event, int], mu: float, factor: float
 ) -> tuple[dict[Event, int], float, float]:
-    """Bound events of too large losses in closed form.
+    """Bound events whose losses are too large for a grid in closed form.
 
-    Laplace kinds are bounded by their sum, Gaussian kinds as if nobody was sampled.
+    Laplace kinds are bounded by the sum of their epsilons, Gaussian kinds as if there were no sampling.
 
     Returns
     -------
     others : dict
         Events that are left.
     mu : float
-        Gaussian DP, with the Gaussian kinds.
+        Gaussian DP, now with the Gaussian kinds of too large loss.
     added : float
         Epsilon of the Laplace kinds; it holds at delta 0.
     """
@@ -262,7 +265,7 @@ def _without_large_losses(
     rest = [event for event in others if event not in large]
     mean = math.fsum(_mean_loss(event, factor) * others[event] for event in rest)
     if max(mean, _gaussian_loss(_mu_with(mu, others, large - laplace, factor))) > _OVERFLOW:
-        large = set(others)  # the grid of all together would be too wide
+        large = set(others)  # otherwise the grid of all events together would be too wide
     added = math.fsum(others[event] * _pure(event, factor) for event in large & laplace)
     mu = _mu_with(mu, others, large - laplace, factor)
     return {event: count for event, count in others.items() if event not in large}, mu, added
@@ -274,7 +277,7 @@ def _mu_with(
     gaussian: Iterable[Event],
     factor: float,
 ) -> float:
-    """Compose mu with some Gaussian kinds as if nobody was sampled."""
+    """Compose mu with some Gaussian kinds as if there were no sampling."""
     mus = [_sampled_mu(event, factor) * math.sqrt(counts[event]) for event in gaussian]
     return compose_mu([mu, *mus])
 
@@ -288,12 +291,12 @@ def _limit_of_loss(event: Event) -> float:
 
 
 def _inner(event: Event) -> Event:
-    """Return the noise below the sampling, or the event itself."""
+    """Return the noise inside a sampled event; any other event itself."""
     return event.event if isinstance(event, Poisson | Changed) else event
 
 
 def _pure(event: Event, factor: float) -> float:
-    """Return epsilon at delta 0 of one release of a Laplace kind, for a unit in the sample."""
+    """Return epsilon at delta 0 of one release of a Laplace kind, for a unit that is in the sample."""
     inner = _inner(event)
     if isinstance(inner, EuclideanLaplace):
         return inner.shift
@@ -303,12 +306,12 @@ def _pure(event: Event, factor: float) -> float:
 
 
 def _gaussian_loss(mu: float) -> float:
-    """Return a loss that hardly any draw of a Gaussian release exceeds."""
+    """Return a loss that a draw of a Gaussian release almost never exceeds."""
     return mu * (mu / 2 + 10)
 
 
 def _sampled_mu(event: Event, factor: float) -> float:
-    """Return mu of a Gaussian kind for a unit in the sample that contributes the most it can."""
+    """Return mu of a Gaussian kind, for a unit that is in the sample and contributes the most possible."""
     inner = _inner(event)
     if isinstance(inner, Mixture):
         return max(inner.sensitivities) / inner.noise_multiplier
@@ -319,7 +322,7 @@ def _sampled_mu(event: Event, factor: float) -> float:
 
 
 def _largest_loss(event: Event, factor: float) -> float:
-    """Return a loss that one release hardly ever exceeds; sampling makes it rarer, not smaller."""
+    """Return a loss that one release almost never exceeds; sampling makes such a loss rarer, not smaller."""
     if isinstance(event, EuclideanLaplace):
         return greatest_loss(event.dimension, event.shift)
     if isinstance(_inner(event), Laplace):
@@ -354,7 +357,7 @@ def _distribution(
         return pld.from_laplace_mechanism(event.scale / factor, **grid)
     inner = _inner(event)
     if isinstance(event, Poisson | Changed) and isinstance(inner, Gaussian):
-        # the library doubles the sensitivity itself under replace-one, so z goes in as it is
+        # the library itself doubles the sensitivity under replace-one, so z is passed unchanged
         neighbours = {
             "add/remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
             "zero-out": NeighboringRelation.REPLACE_SPECIAL,
@@ -378,9 +381,7 @@ def _distribution(
         )
         try:
             return pld.from_mixture_gaussian_mechanism(z, amounts, chances, **grid)
-        except (
-            ValueError
-        ):  # differences of logarithms are rounding alone: count as if all were drawn every time
+        except ValueError:  # differences of logarithms are only rounding error: bound it as if all units were drawn every time
             return pld.from_gaussian_mechanism(z / max(amounts), **grid)
     raise FieldError("events", kind_of(event), "has no privacy-loss distribution")
 
@@ -398,7 +399,7 @@ def _renyi(
         raise FieldError(
             "relation", relation, "fixed-size sampling publishes n: use zero-out or replace-one"
         )
-    # zero-out is one kind of replacement, so the bound for replacement covers it
+    # zero-out is a special case of replacement, so the bound for replacement covers it
     neighbours = (
         dp.NeighboringRelation.REPLACE_ONE if fixed else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     )
@@ -421,8 +422,8 @@ def _renyi_event(
         # concentrated DP of the discrete Gaussian equals that of the continuous one (arXiv 2004.00010, Theorem 14)
         return dp.GaussianDpEvent(event.noise_multiplier / factor)
     if isinstance(event, FixedSize):
-        # another unit takes the place of the one that leaves the sample: 2C also under zero-out. The library's bound
-        # forgets that factor under replace-one, so z / 2 goes in
+        # another unit replaces the one that leaves the sample, so the sum moves by 2C under zero-out, too. The
+        # library's bound misses this factor under replace-one, so z / 2 is passed
         inner = dp.GaussianDpEvent(event.event.noise_multiplier / 2)
         return dp.SampledWithoutReplacementDpEvent(event.population, event.sample, inner)
     known = not fixed and relation != "replace-one"

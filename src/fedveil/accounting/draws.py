@@ -1,7 +1,7 @@
-"""Draws: the noise of a release in the mechanism's own numbers, from which its cost follows.
+"""Draws: the noise of a release in the mechanism's own numbers, from which the cost follows.
 
-A ledger's line holds them beside the promise. So a later reader computes the promise anew
-(`fedveil.evidence.recomputed`), and does not have to believe it.
+A ledger's line holds them together with the promise. So a reader can compute the promise again
+(`fedveil.evidence.recomputed`) and need not believe it.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ class Draw(Parameters):
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs.
     moved : float
-        Largest change of a sum by one unit: C for a contribution clipped to C that comes or goes, C / n in a mean of n.
-        It is twice that if another unit takes its place.
+        Largest change of a sum by one unit. If a contribution clipped to C comes or goes, this is C, or C / n in a mean
+        of n. If another unit replaces it, it is twice that.
     noise : float
         Standard deviation of each party's noise on a coordinate of the sum.
     steps : int
-        Number of sums of this release that one unit may be in.
+        Number of sums of this release to which one unit may contribute.
     rate : float
-        q, the probability of a unit to be in each sum.
+        q: probability that a unit is in a sum.
     parties : int
         Number of parties that add noise to one sum: n of a trusted sum, m of a secure one.
     lost : int
-        Number of parties without countable noise: t of a trusted sum, c of a secure one.
+        Number of parties whose noise does not count: t of a trusted sum, c of a secure one.
     silos_per_person : int
-        Most silos at which one person may be; `moved` and `steps` cover all of them.
+        Largest number of silos at which one person may be; `moved` and `steps` cover all of them.
     slope : float, optional
-        Change of the sum per unit of distance by which one client's clipped update moves.
+        Change of the sum for each unit of distance that a client's clipped update moves.
 
     Examples
     --------

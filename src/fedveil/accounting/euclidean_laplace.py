@@ -1,9 +1,9 @@
 """Exact privacy loss of n-dimensional Euclidean Laplace noise, and its composition.
 
-Take two vectors at distance D, and s = epsilon * D. Let r ~ Gamma(n, 1), and u the cosine of a uniform direction. The
-loss is L = sqrt(r^2 + 2 r s u + s^2) - r, in [-s, s]. Given r, L <= l if u <= (2 r l + l^2 - s^2) / (2 r s), and
-(u + 1) / 2 is Beta((n-1)/2, (n-1)/2). So one integral over r gives the distribution of L. The noise is symmetric, so
-that delta(e) = P(L > e) - exp(e) P(L < -e).
+Take two vectors at distance D, and s = epsilon * D. Let r ~ Gamma(n, 1), and let u be the cosine of a uniform
+direction. The loss is L = sqrt(r^2 + 2 r s u + s^2) - r, in [-s, s]. Given r, L <= l if u <= (2 r l + l^2 - s^2) / (2 r
+s), and (u + 1) / 2 is Beta((n-1)/2, (n-1)/2). So one integral over r gives the distribution of L. The noise is
+symmetric, so that delta(e) = P(L > e) - exp(e) P(L < -e).
 """
 
 import math
@@ -20,7 +20,7 @@ _gauss = lru_cache(np.polynomial.legendre.leggauss)
 
 @lru_cache(maxsize=8)
 def discretised(dimension: int, shift: float, interval: float) -> Any:
-    """Discretise the loss: a pessimistic dp-accounting distribution on a grid of the given interval."""
+    """Return the loss as a pessimistic dp-accounting distribution on a grid with the given interval."""
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
     if dimension == 1:
@@ -30,7 +30,7 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
     top = math.ceil(greatest_loss(dimension, shift) / interval)
     positive = np.arange(0, top + 1) * interval
     upper = delta_of_shift(dimension, shift, positive)
-    # delta(-e) = 1 - exp(-e) (1 - delta(e)): exact, and it keeps the digits that a difference of tails would lose
+    # delta(-e) = 1 - exp(-e) (1 - delta(e)) is exact, and keeps digits that a difference of tails would lose
     lower = 1 - np.exp(-positive[:0:-1]) * (1 - upper[:0:-1])
     deltas = np.minimum.accumulate(np.concatenate([lower, upper]))
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -top, top, deltas)
@@ -38,7 +38,7 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
 
 
 def greatest_loss(n: int, s: float) -> float:
-    """Return a loss that is exceeded with negligible chance: s, or less in high dimensions."""
+    """Return a loss that is exceeded with negligible probability: s, or less in high dimensions."""
     low, high = 0.0, s
     if delta_of_shift(n, s, np.array([s * (1 - 1e-9)]))[0] > _NEGLIGIBLE:
         return s
@@ -61,7 +61,7 @@ def delta_of_shift(n: int, s: float, targets: np.ndarray) -> np.ndarray:
     s : float
         Epsilon per unit of distance times the distance.
     targets : ndarray
-        [m].
+        [m], target epsilons.
     """
     above, below = _tail(n, s, targets), _tail(n, s, targets, lower=True)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -78,7 +78,7 @@ def _tail(n: int, s: float, targets: np.ndarray, lower: bool = False) -> np.ndar
     radius, weight = _radii(n, kink)
     limit = sign * e[:, None]
     cosine = (2 * radius * limit + limit**2 - s * s) / (2 * radius * s)
-    # u above the cosine is, by symmetry, a lower Beta tail: small values keep their digits
+    # by symmetry, P(u > cosine) is a lower Beta tail, so small values keep their digits
     x = np.clip((1 - sign * cosine) / 2, 0.0, 1.0)
     half = (n - 1) / 2
     inside = np.full_like(x, 0.5) if n == 1 else scipy.special.betainc(half, half, x)
@@ -90,10 +90,10 @@ def _tail(n: int, s: float, targets: np.ndarray, lower: bool = False) -> np.ndar
 
 
 def _radii(n: int, kink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights [targets, nodes] for expectations over r ~ Gamma(n, 1) above a kink.
+    """Return nodes and weights [targets, nodes] of a quadrature over r ~ Gamma(n, 1) above a kink.
 
-    Composite Gauss-Legendre in v, r = start + (end - start) v^2: the square flattens the root-like start that the
-    direction's distribution has in low dimensions.
+    The rule is composite Gauss-Legendre in v, with r = start + (end - start) v^2. In low dimensions the direction's
+    distribution begins like a root; the square flattens that.
     """
     low = float(scipy.special.gammaincinv(n, 1e-20))
     high = float(scipy.special.gammainccinv(n, 1e-20))

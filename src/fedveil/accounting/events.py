@@ -1,4 +1,4 @@
-"""Events: the noisy releases that the accountant composes."""
+"""Events: noisy releases that the accountant composes."""
 
 import math
 import operator
@@ -11,17 +11,17 @@ from fedveil.errors import FieldError, kind_of, require_choice, require_count, r
 
 Relation = Literal["zero-out", "add/remove", "replace-one"]
 
-# Largest change of a sum of contributions clipped to C, in units of C, when one unit changes.
+# Largest change of a sum of contributions clipped to C when one unit changes, in units of C.
 FACTOR: dict[Relation, float] = {"zero-out": 1.0, "add/remove": 1.0, "replace-one": 2.0}
 
 
 def factor_of(relation: str) -> float:
-    """Return the `FACTOR` of a relation; another word is refused."""
+    """Return the `FACTOR` of a relation, and refuse an unknown relation."""
     return FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
 
 
-# Under add/remove a Poisson lot goes into a public number of places, and a lot that is too large counts as nothing. The
-# chance of that, also with SPARE units more, is charged to delta for every sampled step.
+# Under add/remove a Poisson lot must fit into a public number of places; a larger lot counts as nothing. The
+# probability of that, even with SPARE more units, is added to delta for every sampled step.
 SPILLED, SPARE = 1e-18, 10
 
 
@@ -32,7 +32,7 @@ class Gaussian(Parameters):
     Parameters
     ----------
     noise_multiplier : float
-        z = sigma / C, where C bounds one unit's contribution (under replace-one it can move the sum by 2C).
+        z = sigma / C, with C the bound on one unit's contribution. Under replace-one a unit can move the sum by 2C.
     """
 
     noise_multiplier: EventNoise
@@ -45,7 +45,7 @@ class Laplace(Parameters):
     Parameters
     ----------
     scale : float
-        b / C: scale of the noise over the bound of one unit's contribution.
+        b / C: scale of the noise, divided by the bound on one unit's contribution.
     """
 
     scale: EventNoise
@@ -53,14 +53,14 @@ class Laplace(Parameters):
 
 @dataclass(frozen=True)
 class EuclideanLaplace(Parameters):
-    """n-dimensional Laplace noise, seen by two vectors at a distance.
+    """n-dimensional Laplace noise, added to one of two vectors at a distance.
 
     Parameters
     ----------
     dimension : int
         n.
     shift : float
-        s = epsilon * distance. The loss is that of two vectors so far apart, whatever the relation.
+        s = epsilon * distance. The loss is that between two vectors at this distance, whatever the relation.
     """
 
     dimension: Count
@@ -71,12 +71,12 @@ class EuclideanLaplace(Parameters):
 class DiscreteGaussian(Parameters):
     """Discrete Gaussian noise on every coordinate of an integer vector (Canonne, Kamath and Steinke 2020).
 
-    It is accounted by concentrated DP, 1 / (2 z^2) a release. That holds in any dimension.
+    It is accounted by concentrated DP: each release costs 1 / (2 z^2), in any dimension.
 
     Parameters
     ----------
     noise_multiplier : float
-        z: parameter sigma over the Euclidean bound of one unit's contribution, both on the grid.
+        z: parameter sigma divided by the Euclidean bound on one unit's contribution, both on the grid.
     """
 
     noise_multiplier: EventNoise
@@ -89,7 +89,7 @@ class Mixture(Parameters):
     Parameters
     ----------
     noise_multiplier : float
-        z.
+        z, as in `Gaussian`.
     sensitivities, probabilities : sequence of float
         Contributions in units of C, and the probability of each.
     """
@@ -124,7 +124,7 @@ class Poisson(Parameters):
     rate : float
         q, from 1e-9 to 1.
     event : Gaussian or Laplace
-        The noise on the sample.
+        Noise on the sum over the sample.
     """
 
     rate: Rate
@@ -135,17 +135,18 @@ class Poisson(Parameters):
 class Changed(Parameters):
     """Poisson sampling of a unit that is in both inputs, with another contribution in each.
 
-    This is what one record sees of steps that sample its person, or its client: the unit stays, and is drawn as often.
-    Its two contributions a and b have length C at most. So a step is one of (1 - q) N(0) + q N(a) and
-    (1 - q) N(0) + q N(b), as for one unit in place of another. The dominating pair has a = -b (Lebeda, Regehr, Kamath
-    and Steinke 2024, arXiv 2405.20769). It is accounted under replace-one, whatever the relation of the promise.
+    It describes one record in steps that sample its person or client: that person or client stays and is sampled as
+    often as before. Its two contributions a and b have length at most C. So a step is distributed as (1 - q) N(0) + q
+    N(a) or as (1 - q) N(0) + q N(b), as for one unit in place of another. The dominating pair has a = -b (Lebeda,
+    Regehr, Kamath and Steinke 2024, arXiv 2405.20769). It is accounted under replace-one, whatever the relation of the
+    promise.
 
     Parameters
     ----------
     rate : float
         q, from 1e-9 to 1.
     event : Gaussian
-        The noise on the sample.
+        Noise on the sum over the sample.
     """
 
     rate: Rate
@@ -154,14 +155,14 @@ class Changed(Parameters):
 
 @dataclass(frozen=True)
 class FixedSize(Parameters):
-    """Sampling of exactly m of n units without replacement: not Poisson sampling, and dearer.
+    """Sampling of exactly m of n units without replacement; it costs more than Poisson sampling.
 
     Parameters
     ----------
     sample, population : int
         m and n, m <= n.
     event : Gaussian
-        The noise on the sample.
+        Noise on the sum over the sample.
     """
 
     sample: Count
@@ -198,16 +199,16 @@ _KNOWN = (
 )
 
 
-Counted = tuple[tuple[Any, int], ...]  # events, each with how often it came
+Counted = tuple[tuple[Any, int], ...]  # events, each with the number of times it occurred
 
 
 def count_events(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
-    """Count equal events together; sampling that takes everybody is dropped.
+    """Count equal events together; sampling with rate 1 becomes the event without sampling.
 
     Raises
     ------
     FieldError
-        For anything but an event, or a count that is no whole number of at least 1.
+        For anything but an event, or a count that is not a whole number of at least 1.
     """
     counts: dict[Event, int] = {}
     for pair in events:
@@ -229,7 +230,7 @@ def _without_full_sampling(event: Event) -> Event:
 
 
 def overflow_delta(counts: Mapping[Event, int], relation: Relation) -> float:
-    """Return the delta of sampled steps whose lots may be too large for their places."""
+    """Return the delta for the probability that sampled steps' lots do not fit into their places."""
     if relation != "add/remove":
         return 0.0
     sampled = sum(
@@ -239,7 +240,7 @@ def overflow_delta(counts: Mapping[Event, int], relation: Relation) -> float:
 
 
 def size_of(event: Event) -> float:
-    """Return the cost of an event among its own kind, to rank plans by; it is no privacy parameter."""
+    """Return a number by which events of one kind are ranked; it is no privacy parameter."""
     if isinstance(event, Poisson):
         return event.rate * size_of(event.event)
     if isinstance(event, Changed):
@@ -257,7 +258,7 @@ def size_of(event: Event) -> float:
 
 
 def event_of_group(event: Event, size: int, sampled: bool) -> Event:
-    """Return the event as a group of `size` units sees it; `sampled` takes credit for the sampling.
+    """Return the event for a group of `size` units; with `sampled` the bound uses that groups are sampled.
 
     Raises
     ------
@@ -280,9 +281,9 @@ def event_of_group(event: Event, size: int, sampled: bool) -> Event:
 
 
 def event_of_part(event: Event) -> Event:
-    """Return the event as a part of a unit sees it, for a promise to the whole under zero-out or add/remove.
+    """Return the event for a part of a unit, if the promise for the whole is under zero-out or add/remove.
 
-    The unit stays, and its contribution changes.
+    The unit stays in the input, and its contribution changes.
 
     Raises
     ------
@@ -297,7 +298,7 @@ def event_of_part(event: Event) -> Event:
 
 
 def scaled_event(event: Event, times: float) -> Event:
-    """Return the event for a unit that contributes `times` as much, and is sampled as often.
+    """Return the event for a unit that contributes `times` as much and is sampled as often.
 
     Raises
     ------
@@ -314,9 +315,9 @@ def scaled_event(event: Event, times: float) -> Event:
 
 
 def is_dominated(events: Counted, by: Counted) -> bool:
-    """Tell whether Laplace releases of one dimension cost no more than others.
+    """Whether Laplace releases of one dimension cost no more than the releases `by`.
 
-    For each shift, there are no more events of at least this shift than among the others.
+    It holds if, for each shift s, `events` has no more releases with a shift of at least s than `by`.
     """
     dimensions = {event.dimension for event, _ in (*events, *by)}
     if len(dimensions) != 1:
@@ -326,12 +327,12 @@ def is_dominated(events: Counted, by: Counted) -> bool:
 
 
 def _number_from(events: Counted, shift: float) -> int:
-    """Count the Laplace releases of at least a shift."""
+    """Count the Laplace releases whose shift is at least `shift`."""
     return sum(count for event, count in events if event.shift >= shift)
 
 
 def most_of_each(own: Counted, others: Iterable[Counted]) -> Counted:
-    """Take each event as often as in the list that has it most often: the result costs no less than any list."""
+    """Take each event with the largest count that any of the lists has for it; the result costs no less than any list."""
     first = count_events(own)
     most = dict(first)
     for events in others:

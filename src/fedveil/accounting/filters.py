@@ -1,4 +1,4 @@
-"""Filters: a hard stop at a preset budget. They remember what they admitted."""
+"""Filters: each stops a party before its preset budget is exceeded, and remembers what it admitted."""
 
 import math
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ Kind = tuple[Unit, Relation]
 
 @runtime_checkable
 class SpendFilter(Protocol):
-    """Filter that a party asks before it spends; the answer depends only on public worst-case cost.
+    """Filter that decides whether a party may spend; the decision depends on public worst-case costs only.
 
     Examples
     --------
@@ -32,17 +32,18 @@ class SpendFilter(Protocol):
 
     @property
     def terms(self) -> dict[str, float] | None:
-        """Arguments of a `Filter` with the same budget, for the party's ledger; None if there is no such filter."""
+        """Arguments of a `Filter` with the same budget, for the party's ledger; None if no `Filter` is equivalent."""
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge a spend if the budget allows it; otherwise change nothing and return False."""
+        """Charge a spend and return True if the budget allows it; otherwise change nothing and return False."""
 
 
 class Filter:
-    """Gaussian-DP filter that admits releases while the composed mu stays within (epsilon, delta).
+    """Filter that admits Gaussian-DP releases while the composed mu stays within (epsilon, delta).
 
-    Even for adaptively chosen mu the stop is as tight as fixed composition (Smith and Thakurta 2022, arXiv 2210.17520).
-    Releases under concentrated DP (discrete noise) are admitted while the sum of rho stays within the same target.
+    It is as tight as composition of fixed mu, even if each mu is chosen adaptively (Smith and Thakurta 2022, arXiv
+    2210.17520). Releases under concentrated DP (discrete noise) are admitted while the sum of rho stays within the same
+    target.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class Filter:
         self.budget, step = mu_of_epsilon(epsilon, delta), 1e-14
         while (
             epsilon_of_mu(self.budget, delta) > epsilon
-        ):  # rounding must not lift a full budget above epsilon
+        ):  # so that rounding cannot push a full budget above epsilon
             self.budget *= 1 - step
             step *= 2
         self.terms: dict[str, float] | None = {"epsilon": float(epsilon), "delta": float(delta)}
@@ -69,11 +70,11 @@ class Filter:
         self._kind: Kind | None = None
 
     def admit(self, mu: float) -> bool:
-        """Charge mu if the budget allows it; otherwise change nothing and return False."""
+        """Charge mu and return True if the budget allows it; otherwise change nothing and return False."""
         return self._admit(compose_mu((self.spent, require_non_negative("mu", mu))), self._rho)
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge a spend by its mu or rho; one without either, or of another unit or relation, is refused."""
+        """Charge a spend by its mu or rho; a spend without either, or of another unit or relation, is refused."""
         self._kind = same_kind(self._kind, spend)
         if isinstance(spend.guarantee.bound, ZCDP):
             return self.admit_rho(spend.guarantee.bound.rho)
@@ -84,7 +85,7 @@ class Filter:
         return self.admit(_charge(spend))
 
     def held(self, worst: Guarantee, spends: Iterable[Spend]) -> Guarantee:
-        """Return a party's total under this filter: its budget, or the sum of the worst cases if that is less.
+        """Return a party's total under this filter: the budget, or the sum of the worst cases if that is less.
 
         The budget has to be fixed before the first release (`Ledger.budget`). A budget chosen afterwards, just above
         what was spent, follows from the releases and promises nothing.
@@ -92,7 +93,7 @@ class Filter:
         Parameters
         ----------
         worst : Guarantee
-            Sum of the worst cases.
+            Sum of the worst-case costs.
         spends : iterable of Spend
             Everything that was spent.
         """
@@ -104,11 +105,11 @@ class Filter:
         return replace(worst, bound=GDP(self.budget))
 
     def admit_rho(self, rho: float) -> bool:
-        """Charge a concentrated-DP release if the budget allows it; otherwise change nothing and return False."""
+        """Charge a concentrated-DP release and return True if the budget allows it; else change nothing and return False."""
         return self._admit(self.spent, self._rho + require_non_negative("rho", rho))
 
     def _admit(self, mu: float, rho: float) -> bool:
-        """Set the sums of mu and rho if the budget allows them; otherwise change nothing and return False."""
+        """Set the sums of mu and rho and return True if the budget allows them; else change nothing and return False."""
         epsilon, delta = self._target
         exceeded = mu > self.budget * (1 + 1e-12)
         if rho > 0 and not exceeded:
@@ -120,12 +121,12 @@ class Filter:
 
 
 def same_kind(known: Kind | None, spend: Spend) -> Kind:
-    """Return the unit and relation of a spend, which have to be the `known` ones of a budget, if it has any.
+    """Return the unit and relation of a spend; they must equal the budget's `known` ones, if there are any.
 
     Raises
     ------
     FieldError
-        If they are others. For example, a release under zero-out would count twice under replace-one.
+        If they differ. For example, mu of a release under zero-out is twice as large under replace-one.
     """
     kind = spend.guarantee.unit, spend.guarantee.relation
     if known is not None and known != kind:
@@ -135,7 +136,7 @@ def same_kind(known: Kind | None, spend: Spend) -> Kind:
 
 
 def _charge(spend: Spend) -> float:
-    """Return mu of a spend as a filter counts it."""
+    """Return the mu that a filter charges for a spend."""
     if spend.charge is not None:
         return spend.charge
     return spend.guarantee.mu or 0.0
@@ -167,7 +168,7 @@ class LeakageFilter:
         return math.fsum(self._admitted)
 
     def admit(self, leakage: float) -> bool:
-        """Charge a leakage if the cap allows it; otherwise change nothing and return False."""
+        """Charge a leakage and return True if the cap allows it; otherwise change nothing and return False."""
         value = require_non_negative("leakage", leakage)
         if math.fsum([*self._admitted, value]) > self.cap * (1 + 1e-12):
             return False
@@ -186,7 +187,7 @@ class LeakageFilter:
 
 
 class ParticipationFilter:
-    """Filter that caps the number of participations: all that can be promised about a heuristic.
+    """Filter that caps the number of participations; for a heuristic nothing else can be promised.
 
     Parameters
     ----------
@@ -214,9 +215,9 @@ class ParticipationFilter:
 
 
 class StepFilter:
-    """Filter that admits a planned number of steps of one planned event, and nothing else.
+    """Filter that admits only the planned number of steps of one planned event.
 
-    The plan depends neither on data nor on releases, so the promise is that of the plan. No composition theorem for
+    The plan depends neither on data nor on releases, so the promise follows from the plan. No composition theorem for
     adaptive budgets is needed.
 
     Parameters
@@ -241,7 +242,7 @@ class StepFilter:
         delta: float,
         relation: Relation = "zero-out",
     ) -> "StepFilter":
-        """Plan as many steps as (epsilon, delta) allows; possibly none."""
+        """Return a filter with as many planned steps as (epsilon, delta) allows; possibly none."""
         epsilon = require_within("epsilon", "epsilon", epsilon)
         low, high = 0, 1
 
@@ -268,7 +269,7 @@ class StepFilter:
         Raises
         ------
         FieldError
-            If the spend is no number of steps of the planned event, or under another unit or relation.
+            If the spend is not a number of steps of the planned event, or has another unit or relation.
         """
         self._kind = same_kind(self._kind, spend)
         steps = self._steps_of(spend.guarantee)
@@ -282,7 +283,7 @@ class StepFilter:
         return True
 
     def _steps_of(self, guarantee: Guarantee) -> int | None:
-        """Return the steps of the planned event that a guarantee is for; None if it is for anything else."""
+        """Return the number of steps of the planned event in a guarantee; None if it is for anything else."""
         if guarantee.mu and isinstance(self.event, Gaussian):
             squared = (guarantee.mu * self.event.noise_multiplier / FACTOR[guarantee.relation]) ** 2
             return round(squared) if math.isclose(squared, round(squared), rel_tol=1e-9) else None

@@ -1,4 +1,4 @@
-"""Guarantees: unit, relation, trust, scope and proven bound of a release, and the conditions it rests on."""
+"""Guarantees: unit, relation, trust, scope and proven bound of a release, and the conditions of the proof."""
 
 import json
 import math
@@ -32,13 +32,16 @@ Unit = Literal["client", "record", "person", "parameter vector", "region", "pers
 Trust = Literal["central", "local", "trusted sum", "secure sum"]
 Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
-PARTS: tuple[Unit, ...] = (  # units that are a part of a client's data
+PARTS: tuple[Unit, ...] = (  # units that are part of a client's data
     "record",
     "person",
     "region",
     "person region",
 )
-REGIONS: tuple[Unit, ...] = ("region", "person region")  # marked coordinates, and nothing else
+REGIONS: tuple[Unit, ...] = (
+    "region",
+    "person region",
+)  # units that protect marked coordinates only
 _PARTS_OF: dict[Unit, tuple[Unit, ...]] = {
     "client": PARTS,
     "person": ("record", "region", "person region"),
@@ -53,7 +56,7 @@ _SHARED = (
     "group",
     "public_size",
 )  # the same in all guarantees of one total
-# Defaults, which are not written; a guarantee written before there was such a field is read with them.
+# Defaults are not written. A guarantee that was written before a field existed is read with its default.
 _OPTIONAL: dict[str, Any] = {
     "group": 1,
     "silos_per_person": 1,
@@ -61,10 +64,10 @@ _OPTIONAL: dict[str, Any] = {
     "hypotheses_apart": None,
 }
 
-VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes nothing in practice
+VACUOUS = 20.0  # an epsilon above this is printed with a warning: it excludes nothing in practice
 
-# Conditions, in the words of every method, plan and reading.
-# LIVENESS belongs to every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
+# Texts of the conditions, the same in every method, plan and reading. LIVENESS belongs to every proven local guarantee:
+# a failed client answers with noise, but a dead or slow process does not answer.
 LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
 NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record or person"
 MARKS_ARE_PUBLIC = (
@@ -88,7 +91,7 @@ BEFORE_ORDER = (
     "the records are no images, or the server did what its code says: noise did not cover how a machine rounds where "
     "the memory order of images follows one of them (SECURITY.md)"
 )
-DOUBTS = (BEFORE_ROUNDING, BEFORE_ORDER)  # conditions of releases of earlier versions
+DOUBTS = (BEFORE_ROUNDING, BEFORE_ORDER)  # conditions of releases that earlier versions made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,27 +103,27 @@ class Guarantee(Parameters):
     unit : {"client", "record", "person", "parameter vector", "region", "person region"}
         Protected unit: all data of a client, one record, all records of one person, or the vector that a client holds.
         A region is the content of the marked coordinates of one record, or of all records of one person. Labels, other
-        coordinates, the marks and who is there are then not protected (`fedveil.learning.regions`).
+        coordinates, the marks and membership are then not protected (`fedveil.learning.regions`).
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs. For a region: its content against the blank value, or against other content.
     trust : {"central", "local", "trusted sum", "secure sum"}
-        Trusted party: the server with the clear updates, nobody, the receiver of single shares to hand on their sum
-        alone, or nobody with encrypted shares.
+        Trusted party. Central: the server, which sees updates in the clear. Local: nobody. Trusted sum: the receiver of
+        single shares, who hands on only their sum. Secure sum: nobody, as shares are encrypted.
     scope : {"round", "total"}
         One release, or all of a party's releases.
     bound : Bound
         Proven bound (`fedveil.accounting.bounds`): GDP, ZCDP, PLD, MetricGDP, MetricDP, Heuristic or Unprotected.
     group : int
-        Units protected together: 10 records of one person instead of one (`of_group`).
+        Number of units that are protected together, such as 10 records of one person (`of_group`).
     silos_per_person : int
-        Most silos at which one person may be; above 1 only for persons (`of_silos`).
+        Largest number of silos at which one person may be; above 1 only for persons (`of_silos`).
     public_size : bool, optional
-        Whether the number of records of a silo is taken as public; only for records and persons.
+        Whether the proof treats the number of records of a silo as public; only for records and persons.
     hypotheses_apart : float, optional
-        Largest distance between the hypotheses that the server offered, in a total of any round. The client's choice
-        among them has no other bound than `epsilon_at` this distance.
+        Largest distance between the hypotheses that the server offered; in a total, the largest of any round. The only
+        bound on the client's choice among them is `epsilon_at` this distance.
     conditions : tuple of str
-        Conditions of the proof. A proven bound with conditions is conditional, without any it is formal.
+        Conditions of the proof. A proven bound with conditions is conditional; without conditions it is formal.
 
     Examples
     --------
@@ -165,34 +168,34 @@ class Guarantee(Parameters):
 
     @property
     def proven(self) -> bool:
-        """Whether a definition holds (under the stated conditions, if any)."""
+        """Whether a definition of privacy holds (under the stated conditions, if any)."""
         return not isinstance(self.bound, Heuristic | Unprotected)
 
     @property
     def status(self) -> Status:
-        """Formal: a definition holds; conditional: if `conditions` do; heuristic: none does; none: no noise."""
+        """Formal: a definition holds; conditional: it holds under `conditions`; heuristic: none holds; none: no noise."""
         if self.proven:
             return "conditional" if self.conditions else "formal"
         return "heuristic" if isinstance(self.bound, Heuristic) else "none"
 
     @property
     def by_distance(self) -> bool:
-        """Whether it holds over a distance alone (d-privacy), without an epsilon for any two vectors."""
+        """Whether the guarantee holds over a distance only (d-privacy), without an epsilon for two arbitrary vectors."""
         return isinstance(self.bound, OverDistance)
 
     @property
     def mu(self) -> float | None:
-        """Parameter of Gaussian DP; None for other kinds of bound."""
+        """Mu of Gaussian DP; None for other kinds of bound."""
         return self.bound.mu if isinstance(self.bound, GDP) else None
 
     @property
     def reason(self) -> str:
-        """Reason why a heuristic is one; empty for all others."""
+        """Reason why the guarantee is only a heuristic; empty for all others."""
         return self.bound.reason if isinstance(self.bound, Heuristic) else ""
 
     @property
     def cost(self) -> float:
-        """Number to rank guarantees of one kind by (`Bound.cost`)."""
+        """Number by which guarantees of one kind are ranked (`Bound.cost`)."""
         return self.bound.cost
 
     def epsilon(self, delta: float) -> float:
@@ -206,9 +209,9 @@ class Guarantee(Parameters):
         return self.bound.epsilon(delta, self.relation)
 
     def epsilon_at(self, distance: float, delta: float) -> float:
-        """Return epsilon between two runs that differ in one client's vector, by at most a distance in each round.
+        """Return epsilon between two runs in which one client's vectors differ by at most the distance in each round.
 
-        The vector is the client's clipped update, or under d-privacy the model that it noises.
+        The vector is the client's clipped update; under d-privacy it is the model before noise.
 
         Raises
         ------
@@ -218,7 +221,7 @@ class Guarantee(Parameters):
         return self.bound.epsilon_at(require_non_negative("distance", distance), delta)
 
     def meaning(self) -> Meaning:
-        """Return what an attacker can reach, from the guarantee's own trade-off curve.
+        """Return the success that an attacker can have, from the guarantee's own trade-off curve.
 
         Raises
         ------
@@ -230,12 +233,12 @@ class Guarantee(Parameters):
     def of_group(self, size: int) -> "Guarantee":
         """Return the guarantee for several units together, such as all records of one person.
 
-        It starts from the guarantee for one unit.
+        `self` has to be the guarantee for one unit.
 
         Raises
         ------
         FieldError
-            For a kind of promise that has no such bound here.
+            If FedVeil has no such bound for this kind of promise.
         """
         size = require_count("group", size)
         if size == 1 or not self.proven:
@@ -245,16 +248,16 @@ class Guarantee(Parameters):
         return replace(self, bound=self.bound.of_group(size, self.relation), group=size)
 
     def of_silos(self, count: int) -> "Guarantee":
-        """Return the guarantee for a person who may be at up to `count` silos.
+        """Return the guarantee for a person with data at up to `count` silos.
 
-        One sum is moved by all her silos together, as by a group; releases of single silos compose. So mu grows by
-        `count` in a sum or under a trusted server, and by its root without trust. A guarantee that already holds for
-        more silos than `count` keeps its cost.
+        In one sum all her silos move the result together, as a group does; releases of single silos compose. So mu
+        grows by the factor `count` in a sum or under a trusted server, and by its root under local trust. A guarantee
+        that already holds for more silos than `count` is unchanged.
 
         Raises
         ------
         FieldError
-            If it is not for persons, or of a kind that has no such bound here.
+            If the guarantee is not for persons, or FedVeil has no such bound for its kind.
         """
         count = require_count("silos_per_person", count)
         if self.unit != "person":
@@ -286,16 +289,17 @@ class Guarantee(Parameters):
     def of_part(self, unit: Unit) -> "Guarantee":
         """Return the guarantee for a part of the unit: a record, person or region of a client, a record of a person.
 
-        If the whole comes, goes or counts zero, a part that changes still moves the clipped mean by up to twice the
-        bound: mu doubles. A sampled whole is drawn as often as before, and only steps with it see the change
-        (`fedveil.accounting.events.Changed`). Under replace-one the guarantee is that of the whole. A person has it if
-        she is at no other client (`of_silos`). The content of a region becomes another or blank, and both are changes.
-        Who is there is the same for it, so that add/remove of the whole is replace-one for a region.
+        A guarantee under zero-out or add/remove covers a whole that comes, goes or counts zero. A part that changes can
+        move the clipped contribution by twice the bound, so mu doubles. A sampled whole is sampled as often as before,
+        and only steps that sample it see the change (`fedveil.accounting.events.Changed`). Under replace-one the
+        guarantee is that of the whole. It holds for a person who is at no other client (`of_silos`). The content of a
+        region changes to other content or to blank. Membership is the same in both inputs, so add/remove of the whole
+        becomes replace-one for a region.
 
         Raises
         ------
         FieldError
-            If it is not for a whole of such parts.
+            If the guarantee is for a unit that has no such parts.
         """
         if unit not in _PARTS_OF.get(self.unit, ()):
             raise FieldError("unit", self.unit, f"has no {unit} as its part")
@@ -323,7 +327,7 @@ class Guarantee(Parameters):
         )
 
     def describe(self, delta: float | None = None) -> str:
-        """Return one line for a table, with unit, relation, trust and scope; an epsilon only where one is proven."""
+        """Return one line for a table: status, unit, relation, trust, scope, and epsilon if one is proven."""
         if isinstance(self.bound, Unprotected):
             return "none"
         sizes = {None: "", True: ", silo sizes public", False: ", silo sizes private"}
@@ -353,7 +357,7 @@ class Guarantee(Parameters):
         return units
 
     def _choice(self, symbol: str) -> str:
-        """Describe the cost of the client's choice among hypotheses, if there were any."""
+        """Describe the cost of the client's choice among hypotheses; empty without a choice."""
         apart = self.hypotheses_apart
         if apart is None:
             return ""
@@ -376,7 +380,7 @@ class Guarantee(Parameters):
 
     @cached_property
     def text(self) -> str:
-        """Values of `to_dict` as JSON, keys in alphabetical order."""
+        """Return the values of `to_dict` as JSON, with keys in alphabetical order."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
@@ -423,12 +427,12 @@ def of_round(
 
 
 def unprotected(trust: Trust = "central") -> Guarantee:
-    """Make the statement about a release without noise: no guarantee."""
+    """Return the statement that a release has no noise and no guarantee."""
     return of_round(Unprotected(), trust)
 
 
 def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
-    """Write a guarantee for JSON; epsilon and delta are there only where an epsilon is proven."""
+    """Return a guarantee as plain values for JSON, with epsilon and delta only if an epsilon is proven."""
     values: dict[str, Any] = {"text": guarantee.describe(delta)}
     for name, value in guarantee.to_dict().items():
         if value not in (None, "", []):
@@ -457,7 +461,7 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     Raises
     ------
     FieldError
-        If there is nothing to compose, or units, relations or kinds of parameter are mixed.
+        If there is nothing to compose, or units, relations or kinds of parameter differ.
     """
     parts = list(guarantees)
     if not parts:
@@ -487,33 +491,33 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
 
 
 def _distinct(conditions: Iterable[str]) -> tuple[str, ...]:
-    """Drop conditions that were said before, and keep the order."""
+    """Drop repeated conditions, and keep the order."""
     return tuple(dict.fromkeys(conditions))
 
 
 def dropout_condition(silos: int, tolerated: int) -> str:
-    """State the condition of a trusted sum: how many silos may be missing from its noise."""
+    """Return the condition of a trusted sum: the number of silos whose noise may be missing."""
     return f"at most {tolerated} of {silos} silos drop out, lie about their noise or pool what they know"
 
 
 def size_condition(count: int, what: str) -> str:
-    """State the condition of a promise under add/remove: the most rows of a silo, "examples" or "people"."""
+    """Return the condition of a promise under add/remove: the largest size of a silo, in "examples" or "people"."""
     return f"no silo has more than {count} {what}"
 
 
 def silos_condition(silos: int) -> str:
-    """State the condition of a promise for persons: at how many silos one may be."""
+    """Return the condition of a promise for persons: the number of silos at which one person may be."""
     silo = "silo" if silos == 1 else "silos"
     return f"no person is at more than {silos} {silo}"
 
 
 def collusion_condition(colluding: int, least: int) -> str:
-    """State the condition of a secure sum: how many sites may be dishonest."""
+    """Return the condition of a secure sum: the number of sites that may be dishonest."""
     return f"at most {colluding} of any {least} sites pool what they know with the server or leave out their noise"
 
 
 def read_off(keys: Sequence[str]) -> tuple[str, ...]:
-    """State the condition of a configuration with keys that were read off the private data; none without such keys."""
+    """Return the condition for configuration keys that were derived from the private data; empty without such keys."""
     if not keys:
         return ()
     same = "would be the same without the one who is protected, though read off the data"
@@ -521,7 +525,7 @@ def read_off(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:
-    """List the conditions of every promise to a unit under a trust model."""
+    """Return the conditions of every promise to a unit under a trust model."""
     conditions = []
     if trust == "trusted sum":
         conditions.append(SUM_IS_TRUSTED)
@@ -547,7 +551,7 @@ def promise_of_mu(
     first: tuple[str, ...] = (),
     more: tuple[str, ...] = (),
 ) -> Guarantee:
-    """Promise mu-GDP on the conditions of every such promise (`conditions_of`), between `first` and `more`."""
+    """Return a promise of mu-GDP, whose conditions are `first`, those of `conditions_of`, and `more`."""
     promise = of_round(
         GDP(mu),
         trust,

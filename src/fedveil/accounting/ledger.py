@@ -1,6 +1,6 @@
-"""Releases of a party, their cost (Spend), and the ledger to which both are committed first.
+"""Releases of a party, their cost (`Spend`), and the ledger that records both before a release leaves.
 
-A ledger's lines are chained by checksums. Nothing here writes a file: engines do.
+A ledger's lines are chained by checksums. Engines write the files; this module writes none.
 """
 
 import hashlib
@@ -21,19 +21,17 @@ from fedveil.accounting.guarantee import (
 from fedveil.errors import FieldError, LedgerError, kind_of, require_a, require_choice
 from fedveil.reading import json_of
 
-if TYPE_CHECKING:  # planning alone does not import PyTorch
+if TYPE_CHECKING:  # so that planning does not import PyTorch
     from torch import Tensor
 
 Kind = Literal["model", "update", "gradient", "index", "metric", "count", "sum", "share"]
 _KINDS = get_args(Kind)
-Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
+Key = tuple[int, str]  # (round, purpose); the ledger itself names the party
 _encoded = json.JSONEncoder(sort_keys=True).encode
-RUN_OF_SITES = (
-    "sites_run"  # key of an opening: the framework's id of the run, as in the clients' own ledgers
-)
-CARRIED = "carried"  # key of a lifetime ledger's first line: costs of the ledger that was closed before it
-OPEN = "open"  # digest of an intent: nothing was handed over yet
-FORMAT = 3  # format of lines written now; `Entry.doubt` states the weakness of older ones
+RUN_OF_SITES = "sites_run"  # key of an opening: the framework's id of the run, which the clients' own ledgers have, too
+CARRIED = "carried"  # key of a lifetime ledger's first line: costs of the closed ledger before it
+OPEN = "open"  # digest of an intent, for which no release was handed over yet
+FORMAT = 3  # format of new lines; `Entry.doubt` states the weakness of older ones
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ class Release:
     Parameters
     ----------
     kind : {"model", "update", "gradient", "index", "metric", "count", "sum", "share"}
-        Kind of the value. A client's model is [d], a server's [k, d]. A sum on a grid, and a share of a secure sum, are
-        int64 [d]. The others are 0-d.
+        Kind of the value. A client's model is [d], a server's [k, d]. A sum on a grid and a share of a secure sum are
+        int64 [d]. An index, metric or count has no dimensions.
     value : Tensor
         Value that leaves.
     name : str
@@ -65,14 +63,17 @@ class Release:
 
 
 def digest(releases: tuple[Release, ...]) -> str:
-    """Compute SHA-256 over kinds, names, types, shapes and bits of releases that leave together."""
+    """Return SHA-256 over kinds, names, types, shapes and bits of releases that leave together."""
     import torch
 
     h = hashlib.sha256()
     for r in releases:
         value = r.value.detach().cpu().contiguous()
         h.update(f"{r.kind}\x1f{r.name}\x1f{value.dtype}\x1f{tuple(value.shape)}\x1e".encode())
-        common = value.dtype in (torch.float32, torch.float64)  # NumPy does not know all others
+        common = value.dtype in (
+            torch.float32,
+            torch.float64,
+        )  # NumPy lacks some of the other types
         h.update((value if common else value.reshape(-1).view(torch.uint8)).numpy().data)
     return h.hexdigest()
 
@@ -101,7 +102,7 @@ class Spend:
     Parameters
     ----------
     guarantee : Guarantee
-        Guarantee of that round's release by itself.
+        Guarantee of the round's release by itself.
     mechanism : str
         ``"gaussian"``, ``"discrete gaussian"``, ``"euclidean-laplace"`` or ``"none"``.
     scale : tuple of float
@@ -110,13 +111,13 @@ class Spend:
     sensitivity : float, optional
         Euclidean sensitivity of the guarantee.
     charge : float, optional
-        Mu of this very round, if it followed earlier releases; a filter charges it. The guarantee then holds the public
-        worst case, because a sum of such charges is a random number and no promise.
+        Mu of this round, if it depended on earlier releases; a filter charges it. The guarantee then states the public
+        worst case, because a sum of such charges is random and no promise.
     leakage : float, optional
-        Leakage that adds up but is no guarantee: the neighbourhood leakage n / nu of this participation (group privacy
-        as printed), or ln k for the reported index of one of k hypotheses (IFCA).
+        Leakage that adds up but is no guarantee. Group privacy as printed: the neighbourhood leakage n / nu of this
+        participation. IFCA: ln k for the reported index of one of k hypotheses.
     draws : tuple of Draw
-        Noise of a proven guarantee in the mechanism's own numbers, from which the guarantee can be computed anew.
+        Noise of a proven guarantee in the mechanism's own numbers; the guarantee can be computed from it again.
 
     Examples
     --------
@@ -138,7 +139,7 @@ class Spend:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Spend":
-        """Read a spend from plain values, as a ledger's line has them."""
+        """Read a spend from the plain values of a ledger's line."""
         require_a("spend", values, Mapping, "must be a table, as a ledger's line has it")
         for name in ("guarantee", "scale"):
             if name not in values:
@@ -172,21 +173,21 @@ class Entry:
     key : tuple of (int, str)
         Round and purpose.
     attempt : int
-        Number of the attempt, from 0; a redraw after a crash is a new one.
+        Number of the attempt, from 0; drawing the noise again after a crash is a new attempt.
     digest : str
-        SHA-256 of the released bits, or `OPEN` for an intent, which is charged before data are touched. The line that
-        closes the intent has the same key and attempt, and takes its place.
+        SHA-256 of the released bits, or `OPEN` for an intent. An intent is charged before data are touched. The line
+        that closes it has the same key and attempt, and replaces it.
     spend : Spend
         Cost of the release.
     source : str
-        Kind of the noise's source: ``"secure"``, ``"reproducible"``, ``"none"``; empty in older ledgers.
+        Kind of the noise's random source: ``"secure"``, ``"reproducible"``, ``"none"``; empty in older ledgers.
     rounds : int, optional
-        Planned number of rounds when a client released this.
+        Planned number of rounds at the time of a client's release.
     format : int
         Format of the line, which identifies the arithmetic of the release.
     receipt : mapping of str to object
-        Plain values: in a client's line those of `ShareReceipt`, in a server's those of `Receipt`. Empty in lines of
-        earlier versions, of intents, and wherever the server is trusted.
+        Plain values of `ShareReceipt` in a client's line, of `Receipt` in a server's. Empty in lines of earlier
+        versions, in intents, and under central trust.
     """
 
     key: Key
@@ -200,7 +201,7 @@ class Entry:
 
     @property
     def doubt(self) -> str:
-        """Condition of an older release without which its true cost may be far above the stated one (SECURITY.md)."""
+        """Condition of an older release, without which its true cost may be far above the stated one (SECURITY.md)."""
         promised = self.spend.guarantee
         if self.format >= FORMAT or promised.unit not in PARTS or not promised.proven:
             return ""
@@ -209,7 +210,7 @@ class Entry:
 
 
 class Ledger:
-    """Committed releases of one party: in one run, or in all runs on its data set (a lifetime ledger).
+    """Committed releases of one party, in one run or in all runs on its data set (a lifetime ledger).
 
     Parameters
     ----------
@@ -218,27 +219,27 @@ class Ledger:
     party : str
         ``"server"`` or the partition number; in a lifetime ledger the data set's name.
     head : str, optional
-        First line of a lifetime ledger, with who began it and when. Without it lines of other runs are refused. With it
-        they are kept apart, and every budget is charged with them.
+        First line of a lifetime ledger, which names its author and date. Without it lines of other runs are refused.
+        With it they are kept apart, and every budget is charged with them.
 
     Attributes
     ----------
     entries : list of Entry
-        Entries of this run, one for each attempt, in the order in which they were begun.
+        Entries of this run, one for each attempt, in the order in which attempts began.
     earlier : list of Entry
         Entries of other runs.
     lines : int
-        Number of committed lines; closed intents and a declared budget make them more than the entries.
+        Number of committed lines. It exceeds the number of entries by closed intents and a declared budget.
     budget : dict, optional
-        Terms of the filter under which the first release was made (`declare`).
+        Terms of the filter that was set before the first release (`declare`).
     carried : tuple of (int, Entry)
-        Costs of releases of other runs whose lines are not here, each with how often it was paid: of a ledger that was
-        closed (they stand in `head`), or of lines that a head vouches for.
+        Costs of other runs' releases whose lines are not here, each with the number of times it was paid. They come
+        from a closed ledger (then `head` has them), or from lines that a head confirms.
     asked : frozenset of str
-        Purposes of the questions of secure sums among these.
+        Purposes of the secure sums' questions among these releases.
     openings : list of dict
-        Content of the first line, and of such lines of a deployed run that went on (`bind`). Empty in ledgers of
-        earlier versions.
+        Content of the first line, and of the lines by which a deployed run was bound again (`bind`). Empty in ledgers
+        of earlier versions.
 
     Examples
     --------
@@ -277,14 +278,14 @@ class Ledger:
 
     @property
     def all_entries(self) -> list[Entry]:
-        """All entries of this ledger, with which a budget is charged; those carried stand first, without their rounds."""
+        """All entries that a budget is charged with; carried ones come first, without their rounds."""
         carried: list[Entry] = []
         for times, entry in self.carried:
             carried += [entry] * times
         return [*carried, *self.earlier, *self.entries]
 
     def was_asked(self, key: Key) -> bool:
-        """Whether another run released something under a key."""
+        """Whether another run made a release under a key."""
         return key[1] in self.asked or any(entry.key == key for entry in self.earlier)
 
     def find(self, key: Key) -> Entry | None:
@@ -309,7 +310,7 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If the attempt was recorded before: one attempt never has two digests.
+            If the attempt was recorded before, as one attempt never has two digests.
         """
         return self._commit(entry, self.run)
 
@@ -342,9 +343,9 @@ class Ledger:
         return self.openings[0] if self.openings else None
 
     def bind(self, opening: Mapping[str, Any]) -> str:
-        """Bind a run in the first line: the parties that may release, and the terms of every epsilon.
+        """Write the first line, which binds a run to its parties and to the terms of every epsilon.
 
-        A deployed run that goes on is bound again, under the framework's new id (`RUN_OF_SITES`); nothing else may
+        A deployed run that continues is bound again under the framework's new id (`RUN_OF_SITES`); nothing else may
         differ.
 
         Parameters
@@ -361,8 +362,8 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If another line is the first, or the first binds something else; or for a data set's ledger, which many
-            runs share.
+            If the ledger begins with another line, or is bound to other values. Also for a data set's ledger, which
+            many runs share.
         """
         known = self.opening
         if self.head is not None or (known is None and self.lines):
@@ -400,7 +401,7 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If something was released before: a budget that is chosen afterwards promises nothing.
+            If a release was made before, as a budget that is chosen afterwards promises nothing.
         """
         if self.all_entries:
             raise LedgerError(
@@ -431,7 +432,7 @@ class Ledger:
         return ledger
 
     def extend(self, lines: Iterable[str]) -> None:
-        """Read further lines, which somebody has stored.
+        """Read further lines that another process stored.
 
         Raises
         ------
@@ -463,14 +464,16 @@ class Ledger:
                 self.declare(budget)
             else:
                 self._commit(entry, owner[0])
-            self._chain = checksum  # the line's own: another version may have written it
+            self._chain = (
+                checksum  # the checksum of the line itself, as another version may have written it
+            )
 
     def go_on_from(self, lines: int, checksum: str) -> None:
-        """Let the next line be the one after so many, the last of which has that checksum."""
+        """Continue after stored lines: set their number, and the checksum of the last one."""
         self.lines, self._chain = lines, checksum
 
     def _body(self, entry: Entry) -> dict[str, Any]:
-        """Return a line's values with 0 for the guarantee, whose text many clients share."""
+        """Return a line's values without the guarantee (0 in its place), because many clients share its text."""
         receipt = {"receipt": dict(entry.receipt)} if entry.receipt else {}
         return {
             **receipt,
@@ -495,7 +498,7 @@ def _without_run(opening: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opening_digest(opening: Mapping[str, Any]) -> str:
-    """Compute SHA-256 of the server's first line, to which the other parties' first lines refer."""
+    """Return SHA-256 of the server's first line; the first lines of the other parties refer to it."""
     return hashlib.sha256(_encoded(dict(opening)).encode()).hexdigest()
 
 
@@ -510,7 +513,7 @@ def _opening_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _carried_in(head: str) -> tuple[tuple[tuple[int, Entry], ...], dict[str, float] | None]:
-    """Read the costs and the budget that a lifetime ledger's first line carries over from a closed one."""
+    """Read the costs and the budget of a closed ledger from the first line of its successor."""
     try:
         values = json_of(head)
         return read_carried(values[CARRIED]), values.get("budget")
@@ -521,7 +524,7 @@ def _carried_in(head: str) -> tuple[tuple[tuple[int, Entry], ...], dict[str, flo
 
 
 def read_carried(values: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, Entry], ...]:
-    """Read costs and how often each was paid, as `fedveil.accounting.carried.carried_values` writes them."""
+    """Read costs, and the number of times each was paid, from values of `fedveil.accounting.carried.carried_values`."""
     carried = []
     for value in values:
         times = value["times"]

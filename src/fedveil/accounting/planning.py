@@ -1,4 +1,4 @@
-"""Plans of noise: for many noisy steps, and for rounds with one of their figures left open."""
+"""Plans of noise: for many noisy steps, and for rounds with one figure left open."""
 
 import math
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from fedveil.errors import FieldError, require_a, require_count, require_positiv
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
 from fedveil.ranges import require_within
 
-ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
-_WIDEST = 1e6  # a noise multiplier that drowns everything
+ENOUGH = 0.3  # signal-to-noise ratio above which training can be expected to work
+_WIDEST = 1e6  # a noise multiplier with which nothing can be learned
 
 
 def step_event(noise_multiplier: float, rate: float = 1.0) -> Event:
-    """Return the event of one noisy step: a Gaussian sum over everybody, or over a Poisson sample."""
+    """Return the event of one noisy step: a Gaussian sum over all units, or over a Poisson sample."""
     noise = Gaussian(noise_multiplier)
     return noise if rate == 1 else Poisson(rate, noise)
 
 
 @lru_cache(maxsize=256)
 def least_places(examples: int, rate: float, chance: float) -> int:
-    """Return the least size of a batch that a Poisson lot exceeds with at most this chance, up to all examples."""
+    """Return the smallest batch size that a Poisson lot exceeds with at most this probability; never above `examples`."""
     low, high = -1, examples
     while high - low > 1:
         middle = (low + high) // 2
@@ -45,7 +45,7 @@ def least_noise(
     rate: float = 1.0,
     relation: Relation = "zero-out",
 ) -> float:
-    """Find the least noise multiplier z = sigma / C for which all steps together stay within (epsilon, delta).
+    """Return the least noise multiplier z = sigma / C whose steps together stay within (epsilon, delta).
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def least_noise(
     Returns
     -------
     float
-        Noise multiplier, never below the least one; with sampling it agrees to 4 digits, without to 12.
+        Noise multiplier, never below the exact one; it agrees to 4 digits with sampling, to 12 without.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def _least_noise(
     rate: float,
     relation: Relation,
 ) -> float:
-    """The search of `least_noise`, whose arguments are checked."""
+    """Search for `least_noise`, with arguments that were checked."""
     sampled = step_event(1.0, rate) != Gaussian(1.0)
     change = factor_of(relation) * math.sqrt(steps)
     most = noise_of_epsilon(epsilon, delta, change)
@@ -107,13 +107,13 @@ def _least_noise(
 
     if (
         excess(math.log(most)) > 0
-    ):  # the grid of the loss distribution is too coarse for so small an epsilon
+    ):  # the grid of the loss distribution is too coarse for such a small epsilon
         accepted = (
             "is below what the accountant resolves under sampling: raise it, or set the rate to 1"
         )
         raise FieldError("epsilon", epsilon, accepted)
     least = most
-    while excess(math.log(least)) <= 0:  # sampling only lowers what a noise costs
+    while excess(math.log(least)) <= 0:  # sampling only lowers the cost of a noise
         least /= 2
     logarithm = scipy.optimize.brentq(excess, math.log(least), math.log(2 * least), xtol=2e-5)
     while excess(logarithm) > 0:
@@ -128,9 +128,9 @@ class Plan:
     Attributes
     ----------
     epsilon, delta : float
-        Total over all rounds, for one client, under `relation`, trusting the server.
+        Total over all rounds for one client under `relation`, with a trusted server.
     rounds, clients : int
-        Rounds composed; clients of the cohort, which all take part in every round.
+        Number of rounds; clients of the cohort, who all take part in every round.
     relation : str
         Neighbouring inputs.
     clip : float
@@ -173,12 +173,12 @@ class Plan:
 
     @property
     def _signal(self) -> float:
-        """Typical length of a clipped update."""
+        """Typical length of an update after clipping."""
         return min(self.clip, self.update_norm or self.clip)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Doubts about the plan, one text each."""
+        """Warnings about the plan, one text each."""
         doubts = delta_warning(self.delta, self.clients)
         if self.relation == "add/remove":
             doubts += (
@@ -187,7 +187,7 @@ class Plan:
         return doubts
 
     def advice(self) -> str:
-        """Say whether training can work, and what would help."""
+        """Describe whether training can work, and what would help."""
         snr = self.signal_to_noise
         if self.vacuous:
             enough = self.noise_multiplier * self.mu / mu_of_epsilon(VACUOUS, self.delta)
@@ -211,7 +211,7 @@ class Plan:
         return int((self._signal / (ENOUGH * self.sigma)) ** 2)
 
     def _changes(self, snr: float) -> list[str]:
-        """List single changes, all else equal, that raise the signal-to-noise ratio to `ENOUGH`."""
+        """List changes of one figure each that raise the signal-to-noise ratio to `ENOUGH`, all else equal."""
         clients = max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr))
         ways = [f"{clients:,} clients in every round"]
         dimension = self._largest_dimension()
@@ -232,7 +232,7 @@ def _counted(number: int, thing: str) -> str:
 
 
 def delta_warning(delta: float, units: int, unit: str = "client") -> tuple[str, ...]:
-    """Warn if a delta allows giving one of the protected units away whole."""
+    """Return a warning if delta is so large that publishing some units outright would satisfy it; else nothing."""
     if delta <= 1 / units:
         return ()
     return (
@@ -253,24 +253,24 @@ def plan(
     update_norm: float | None = None,
     signal_to_noise: float = ENOUGH,
 ) -> Plan:
-    """Fill in the figure that is left open, never above the target epsilon.
+    """Compute the one figure that is left open, so that the total stays within the target epsilon.
 
     Parameters
     ----------
     delta : float
         Failure probability of the total.
     rounds : int, optional
-        Number of rounds; left open, the most that epsilon and the noise multiplier allow.
+        Number of rounds. If left open: the most that epsilon and the noise multiplier allow.
     clients : int, optional
         Clients of each round's cohort, with uniform weights and everybody in every round. None: the smallest cohort
         that reaches `signal_to_noise` with `dimension` parameters.
     epsilon : float, optional
-        Target of the total over all rounds; left open, the cost of the noise multiplier.
+        Target of the total over all rounds. If left open: the cost of the noise multiplier.
     noise_multiplier : float, optional
-        z of global DP, sigma = z * C / clients; left open, the least that meets epsilon.
+        z of global DP, sigma = z * C / clients. If left open: the least that meets epsilon.
     clip : float, optional
-        C; left open, the typical length of an update, or 1. A larger C only adds noise. A smaller one cuts signal and
-        noise alike, and adds bias.
+        C. If left open: the typical length of an update, or 1. A larger C only adds noise. A smaller C reduces signal
+        and noise alike, and adds bias.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs.
     dimension : int, optional
@@ -278,7 +278,7 @@ def plan(
     update_norm : float, optional
         Typical length of an update before clipping, from public data or a guess.
     signal_to_noise : float
-        Least ratio for a cohort that is left open.
+        Least signal-to-noise ratio, if the cohort is left open.
 
     Returns
     -------
@@ -288,7 +288,7 @@ def plan(
     Raises
     ------
     FieldError
-        If a value is out of range, or too much or nothing is left open.
+        If a value is out of range, or not exactly one figure is left open.
     """
     delta = require_within("delta", "delta", delta)
     if update_norm is not None:
@@ -328,7 +328,7 @@ def _rounds_and_noise(
     delta: float,
     relation: Relation,
 ) -> tuple[int, float]:
-    """Return rounds and noise multiplier; one of them may be open if epsilon is given."""
+    """Return rounds and noise multiplier; one of them may be left open if epsilon is given."""
     if rounds is None:
         if epsilon is None or noise_multiplier is None:
             raise FieldError(

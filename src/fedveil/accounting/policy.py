@@ -1,4 +1,4 @@
-"""Policy: the costs that a node allows. A server proposes; the policy accepts or refuses, and weakens nothing."""
+"""Policy: the costs that a node allows. A server proposes; the policy accepts or refuses, and never weakens a method."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,35 +28,35 @@ from fedveil.gdp import compose_mu, mu_of_epsilon
 
 TrustNames = Annotated[Sequence[str], Check(partial(require_names, known=get_args(Trust)))]
 RelationNames = Annotated[Sequence[str], Check(partial(require_names, known=FACTOR))]
-_WITH_REGIONS = ("client", "person", "record")  # units whose records have regions
-LONGEST = 30 * 24 * 3600  # seconds; timers of some systems overflow beyond it
+_WITH_REGIONS = ("client", "person", "record")  # units whose records contain regions
+LONGEST = 30 * 24 * 3600  # seconds; timers of some systems overflow above this
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Parameters):
-    """Largest costs, each of one kind; kinds are never added.
+    """Largest costs, one for each kind; costs of different kinds are never added.
 
     Parameters
     ----------
     mu : float, optional
         Gaussian DP of the whole client.
     record_mu : float, optional
-        Gaussian DP of one record. Sampled steps need `record_epsilon` instead. If both are named, sampled steps count
-        here with the mu that has their epsilon at the policy's `delta`.
+        Gaussian DP of one record. Sampled steps need `record_epsilon` instead. If both limits are set, sampled steps
+        count here with the mu whose epsilon equals theirs at the policy's `delta`.
     record_epsilon : float, optional
-        Epsilon of one record at the policy's `delta`, of sampled and unsampled steps together. Releases for persons
-        and for whole clients count here, too, with the promise to one of their records.
+        Epsilon of one record at the policy's `delta`, for sampled and unsampled steps together. Releases for persons
+        and for whole clients also count here, with their promise for one record.
     person_mu, person_epsilon : float, optional
-        The same for one person, with all her records. Releases for whole clients count here, too. Releases for single
-        records count only if the policy says how many one person has (`records_per_person`).
+        The same for one person with all her records. Releases for whole clients also count here. Releases for single
+        records count only if the policy declares `records_per_person`.
     region_mu, region_epsilon : float, optional
-        The same for the marked coordinates of one record. Whoever names a limit for regions allows releases that
-        protect regions alone: labels, other coordinates and who is there are then not protected. Releases for records,
-        persons and whole clients count here, too.
+        The same for the marked coordinates of one record. A limit for regions allows releases that protect nothing but
+        regions: labels, other coordinates and membership are then not protected. Releases for records, persons and
+        whole clients also count here.
     leakage : float, optional
         d-private epsilon at the policy's `distance`.
     participations : int, optional
-        Number of releases of every kind together. Heuristics have no other cost: without this they are refused.
+        Number of releases of all kinds together. Heuristics have no other cost, so without this limit they are refused.
 
     Examples
     --------
@@ -77,49 +77,52 @@ class Limits(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Parameters):
-    """Costs and trust models that a node's owner allows. By default local trust is allowed, and no cost.
+    """Costs and trust models that a node's owner allows. By default only local trust is allowed, and no cost.
 
-    Under central trust the server adds the noise, so a policy can only allow or refuse.
+    Under central trust the server adds the noise, so a policy can only allow or refuse that trust model.
 
     Parameters
     ----------
     trust : sequence of {"central", "local", "trusted sum", "secure sum"}
         Allowed trust models.
     methods : sequence of str, optional
-        Allowed methods by name. Default: all of the allowed trust models.
+        Names of allowed methods. Default: all methods of the allowed trust models.
     release, total : Limits
         Largest cost of one release, and of all releases in the node's ledger. A kind that `total` does not name is
         refused.
     sum : SumPolicy, optional
-        Terms on which the node takes part in secure sums (in TOML, a table); needed for them.
+        Terms on which the node takes part in secure sums (a table in TOML); required for secure sums.
     distance : float, optional
-        Distance between two parameter vectors at which d-private leakage is counted; needed to allow any.
+        Distance between two parameter vectors at which d-private leakage is counted; required to allow any d-private
+        release.
     delta : float
-        Delta at which `record_epsilon` and `person_epsilon` are counted.
+        Delta for `record_epsilon` and `person_epsilon`.
     records_per_person : int, optional
-        Most records that one person has at this node. Its owner declares it; a count of the data would be private.
-        Releases for single records then count as releases for persons, too.
+        Largest number of records of one person at this node. The owner declares it, because a count of the data would
+        be private. Releases for single records then also count as releases for persons.
     silos_per_person : int
-        Most silos at which one person may have records; a larger one of `sum` counts instead. A method for persons
-        that allows for fewer is refused. The cost of other releases to a person is counted for so many silos.
+        Largest number of silos at which one person may have records; a larger number in `sum` is used instead. A method
+        for persons with a smaller number is refused. Other releases cost a person as much as releases of that many
+        silos.
     relations : sequence of {"zero-out", "add/remove", "replace-one"}, optional
         Allowed relations: a cost under zero-out is half of that under replace-one. Default: all.
     hypotheses_apart : float
-        Largest distance between hypotheses among which the client chooses. 0: it chooses among none.
+        Largest allowed distance between the hypotheses among which the client chooses. 0: no choice is allowed.
     secure_source : bool
-        Whether noise must come from a source that nobody can repeat.
+        Whether noise must come from a source that cannot be reproduced.
     deadline : float, optional
-        Seconds of training, at most 30 days, after which the client counts as failed, and answers with a zero update.
+        Seconds of training, at most 30 days, after which the client counts as failed and answers with a zero update.
     receipts : bool
-        Whether the node declines rounds whose broadcast carries no receipt, and one round after a share of its own was
-        left out, for whatever reason. By default it declines only what contradicts itself or the node's own ledger.
+        Whether the node declines a round whose broadcast carries no receipt. It then also declines one round after its
+        own share was left out, for whatever reason. By default it declines only a receipt that contradicts itself or
+        the node's ledger.
     node : Admission, optional
-        Code that may run on the node. It binds under `fedveil node` alone; elsewhere a policy that has it is refused.
+        Code that may run on the node. Only `fedveil node` enforces it; elsewhere a policy with this table is refused.
 
     Raises
     ------
     FieldError
-        For a value or a combination that cannot be meant.
+        For a value or combination that makes no sense.
 
     Examples
     --------
@@ -198,9 +201,9 @@ class Policy(Parameters):
         quoted: Spend,
         past: Iterable[Spend],
     ) -> Denied | None:
-        """Say why a release may not be made; None if it may.
+        """Return the reason why a release may not be made; None if it may.
 
-        The answer depends on public worst-case costs alone.
+        It depends on public worst-case costs only.
 
         Parameters
         ----------
@@ -209,7 +212,7 @@ class Policy(Parameters):
         trust : {"central", "local", "trusted sum", "secure sum"}
             Trust model of its client side.
         deployable : bool
-            Whether the noise comes from a source that nobody can repeat.
+            Whether the noise comes from a source that cannot be reproduced.
         quoted : Spend
             Cost of the release.
         past : iterable of Spend
@@ -247,7 +250,7 @@ class Policy(Parameters):
         return self._too_costly(quoted, past)
 
     def forbids(self, method: str, trust: str) -> Denied | None:
-        """Say why a method may not be used here at any cost; None if it may."""
+        """Return the reason why a method may not be used here at any cost; None if it may."""
         if trust not in self.trust:
             return Denied(
                 "trust", f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}"
@@ -260,13 +263,13 @@ class Policy(Parameters):
         return None
 
     def standing(self, spends: Iterable[Spend]) -> dict[str, tuple[int, float, float | None]]:
-        """Compare what was spent with the limits of `total`.
+        """Compare past costs with the limits of `total`.
 
         Returns
         -------
         dict of str to (int, float, float or None)
-            For each kind of cost: releases that count, their cost together, and the limit. The cost is infinite where
-            promises of one kind have no sum, because their relations or trust models differ.
+            For each kind of cost: the number of releases that count, their total cost, and the limit. The cost is
+            infinite if promises of one kind cannot be added, because their relations or trust models differ.
         """
         spends = list(spends)
         standing: dict[str, tuple[int, float, float | None]] = {}
@@ -282,11 +285,9 @@ class Policy(Parameters):
         return standing
 
     def _kinds_to_show(self, spends: Sequence[Spend]) -> list[str]:
-        """List the kinds of cost that `total` limits or that were spent, those of `Limits` first."""
+        """List the kinds of cost that have a limit in `total` or that were spent, in the order of `Limits`."""
         spent = ["participations"] if spends else []
-        for spend in (
-            spends
-        ):  # the cost of a client's release to its records is shown only beside a limit or a record
+        for spend in spends:  # the cost of a client's release to its records is shown only beside a limit or a record's release
             spent += (
                 self._own_kinds(spend) if spend.guarantee.unit == "client" else self._kinds(spend)
             )
@@ -296,11 +297,11 @@ class Policy(Parameters):
 
     @property
     def _silos(self) -> int:
-        """Most silos at which one person may be, wherever the policy says it."""
+        """Largest number of silos at which one person may be, by this policy or its `sum`."""
         return max(self.silos_per_person, 1 if self.sum is None else self.sum.silos_per_person)
 
     def _too_costly(self, quoted: Spend, past: Sequence[Spend]) -> Denied | None:
-        """Say which limit a release would break; None if it breaks none."""
+        """Return the limit that a release would exceed; None if it exceeds none."""
         kinds, own = self._kinds(quoted), self._own_kinds(quoted)
         if not any(getattr(self.total, kind, None) is not None for kind in own):
             return Denied(
@@ -326,7 +327,7 @@ class Policy(Parameters):
         return None
 
     def _cost(self, kind: str, spends: Sequence[Spend]) -> float:
-        """Add up one kind of cost; promises without a sum are refused."""
+        """Return the total of one kind of cost, and refuse promises that cannot be added."""
         if kind == "participations":
             return len(spends)
         if not spends:
@@ -354,7 +355,7 @@ class Policy(Parameters):
         return math.fsum(slopes)
 
     def _kinds(self, spend: Spend) -> tuple[str, ...]:
-        """List the kinds of cost of a spend; a client's also costs its persons and records, a person's her records."""
+        """List the kinds of cost of a spend. A client's spend also costs its persons and records, a person's her records."""
         kinds = self._own_kinds(spend)
         every = list(kinds)
         if kinds == ("mu",):
@@ -369,7 +370,7 @@ class Policy(Parameters):
             ]
         if isinstance(
             spend.guarantee.bound, PLD
-        ):  # a limit of mu that is named holds for sampled steps, too
+        ):  # a limit on mu, if there is one, also holds for sampled steps
             mus = [kind.replace("epsilon", "mu") for kind in every if kind.endswith("epsilon")]
             every += [kind for kind in mus if self._limits(kind)]
         return tuple(every)
@@ -379,7 +380,7 @@ class Policy(Parameters):
         return any(getattr(limits, kind, None) is not None for limits in (self.release, self.total))
 
     def _own_kinds(self, spend: Spend) -> tuple[str, ...]:
-        """List the kinds of which one needs a limit in `total`.
+        """List the kinds of cost of which at least one needs a limit in `total`.
 
         If records per person are declared, limits for persons also count for records.
         """
@@ -389,9 +390,9 @@ class Policy(Parameters):
         return kinds
 
     def _of(self, unit: str, spend: Spend, relation: Relation) -> Spend:
-        """Return the spend of one record or person, to be added to others under a relation.
+        """Return a spend for one record or person, in a form that adds up with others under the relation.
 
-        A promise for a client bounds every change of its data, so that it has no relation of its own.
+        A promise for a client bounds every change of the client's data, so it counts under any relation.
         """
         promise = spend.guarantee
         silos = self._silos if unit == "person" else 1
@@ -404,7 +405,7 @@ class Policy(Parameters):
             promise = replace(promise, relation=relation, public_size=relation != "add/remove")
         elif promise.unit == "person" and unit == "record":
             promise = promise.of_part("record")
-        elif promise.unit == "record":  # as for a group of all that she may have
+        elif promise.unit == "record":  # as for a group of all records that she may have
             promise = replace(
                 promise.of_group(self.records_per_person or 1), unit="person", group=1
             )
@@ -430,9 +431,9 @@ def _relation_among(spends: Sequence[Spend]) -> Relation:
 
 
 def _of_region(promise: Guarantee, relation: Relation) -> Guarantee:
-    """Return the promise to one region, to be added to others under a relation.
+    """Return the promise for one region, in a form that adds up with others under the relation.
 
-    Unless the whole is replaced, the promise to its part is for every change, also of content to blank.
+    Unless the relation is replace-one, the promise for a part covers every change, also from content to blank.
     """
     part = promise.of_part("region")
     if promise.relation == "replace-one" or relation == "add/remove":
@@ -447,7 +448,7 @@ def _charged_mu(spend: Spend) -> float:
 
 
 def kinds_of(spend: Spend) -> tuple[str, ...]:
-    """List the kinds of cost of a spend, by the names of their limits; a name without a limit is always refused."""
+    """List the kinds of cost of a spend, by the names of their limits; a kind without a limit is always refused."""
     promise, bound = spend.guarantee, spend.guarantee.bound
     if isinstance(bound, Heuristic):
         return ("participations",)

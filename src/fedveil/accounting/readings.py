@@ -1,4 +1,4 @@
-"""Readings: what an existing configuration, of any library, really promises."""
+"""Readings: the promises that an existing configuration of any library really makes."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ AS_READ = "one {unit} moves what the noise is added to by at most the clip, and 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Promise of an existing configuration, whatever it names itself.
+    """Promise that an existing configuration really makes, whatever it claims.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Reading:
     delta : float
         Delta of every epsilon.
     claimed : float, optional
-        Epsilon that the configuration names; its author may have meant a round or the total.
+        Epsilon that the configuration claims, for a round or for the total.
     least_sigma : float, optional
         Least deviation for which the total stays within `claimed`.
     """
@@ -40,7 +40,7 @@ class Reading:
     least_sigma: float | None = None
 
     def describe(self) -> tuple[str, ...]:
-        """Describe the reading, one sentence at a time."""
+        """Describe the reading, one sentence for each entry."""
         epsilon = self.total.epsilon(self.delta)
         sentences = [
             f"noise of deviation {self.sigma:.4g}: {self.round.describe()}",
@@ -77,7 +77,8 @@ def reading(
     Parameters
     ----------
     clip : float
-        C, the furthest that one unit moves the release. The promise rests on it, and not on `sensitivity`.
+        C: the largest distance by which one unit moves the release. The promise follows from it, not from
+        `sensitivity`.
     rounds : int
         Number of releases.
     delta : float
@@ -85,7 +86,7 @@ def reading(
     sigma : float, optional
         Deviation of the noise, in the units of `clip`.
     epsilon : float, optional
-        With `sigma`: the total that is claimed. Without: epsilon of one round, from which sigma is computed.
+        With `sigma`: the claimed total. Without `sigma`: epsilon of one round, from which sigma is computed.
     sensitivity : float, optional
         Sensitivity from which sigma is computed; by default the clip.
     formula : {"classic", "exact"}

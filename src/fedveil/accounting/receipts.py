@@ -1,9 +1,9 @@
 """Receipts: a Merkle root over the shares that a round accepted and the terms on which they were paid for.
 
-A *seal* hides a site's terms under a salt that only the site knows. A *leaf* binds the question of a round, the digest of
-the share as it left the site, and the seal. The tree is that of RFC 6962: leaves and nodes are hashed under different
-prefixes, and no leaf is ever doubled to make the number even. The *root* also binds the number of leaves and the root of
-the round before. What a receipt proves, and what not, is in docs/receipts.md.
+A *seal* hides a site's terms under a salt that only the site knows. A *leaf* is a hash over the round's question, the
+digest of the share as it left the site, and the seal. The tree is that of RFC 6962: leaves and nodes are hashed under
+different prefixes, and no leaf is ever doubled to make the number even. The *root* also covers the number of leaves and
+the root of the round before. What a receipt proves, and what not, is in docs/receipts.md.
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
 
 SALT = 32  # bytes
-EMPTY = ""  # in the place of a digest that the first receipt of a run lacks
+EMPTY = ""  # in place of a digest that the first receipt of a run lacks
 SHARED = ("model", "share")  # kinds of releases that a server combines
 _HEX = re.compile("[0-9a-f]{64}")
 _LEAF, _NODE = b"\x00", b"\x01"  # prefixes of RFC 6962
 
 
 def is_digest(value: object) -> bool:
-    """Whether a value is a SHA-256 digest as text: 64 hexadecimal letters."""
+    """Whether a value is a SHA-256 digest as text: 64 hexadecimal digits."""
     return isinstance(value, str) and _HEX.fullmatch(value) is not None
 
 
 def seal(salt: bytes, spend: Spend) -> str:
-    """Hide the terms of a release, to be opened by its ledger's line alone.
+    """Return a hash that hides the terms of a release; only the ledger's line can open it.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def seal(salt: bytes, spend: Spend) -> str:
     Returns
     -------
     str
-        64 hexadecimal letters.
+        64 hexadecimal digits.
     """
     promise = spend.guarantee
     terms = {
@@ -59,18 +59,18 @@ def seal(salt: bytes, spend: Spend) -> str:
 
 
 def share_digest(releases: Iterable[Release]) -> str:
-    """Digest what a server combines of a reply: a model or a share, and nothing that stands beside it."""
+    """Return the digest of what a server combines of a reply: the model or share, without the other releases."""
     return digest(tuple(release for release in releases if release.kind in SHARED))
 
 
 def question(facts: str, opened: str) -> str:
-    """Digest a round's question: the digests of its public facts, and of the models that opened it."""
+    """Return the digest of a round's question, from the digests of its public facts and of its models."""
     text = f"fedveil receipt question 1\x00{facts}{opened}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def leaf(asked: str, share: str, sealed: str) -> str:
-    """Return the leaf of a share: of the question's digest, the share's, and the seal."""
+    """Return the leaf of a share, from the digests of question and share, and the seal."""
     bound = b"".join(bytes.fromhex(part) for part in (asked, share, sealed))
     return hashlib.sha256(b"fedveil receipt leaf 1\x00" + bound).hexdigest()
 
@@ -81,7 +81,7 @@ def tree(leaves: Sequence[str]) -> bytes:
     Parameters
     ----------
     leaves : sequence of str
-        Each of 64 hexadecimal letters.
+        Leaves, 64 hexadecimal digits each.
     """
     if not leaves:
         return hashlib.sha256(b"").digest()
@@ -92,9 +92,9 @@ def tree(leaves: Sequence[str]) -> bytes:
 
 
 def path(leaves: Sequence[str], place: int) -> list[tuple[bool, str]]:
-    """List what a leaf lacks of the tree's hash: the neighbours, and whether each stands to the left.
+    """List the neighbours that lead from a leaf to the tree's hash, and whether each stands to the left.
 
-    With it, whoever holds one leaf shows its inclusion without the other leaves (`tree_of_path`).
+    The path proves that a leaf is in the tree without showing the other leaves (`tree_of_path`).
     """
     if len(leaves) == 1:
         return []
@@ -105,7 +105,7 @@ def path(leaves: Sequence[str], place: int) -> list[tuple[bool, str]]:
 
 
 def tree_of_path(one: str, neighbours: Iterable[tuple[bool, str]]) -> bytes:
-    """Compute the tree's hash from one leaf and its path."""
+    """Return the tree's hash, computed from one leaf and its path."""
     value = tree([one])
     for left, neighbour in neighbours:
         other = bytes.fromhex(neighbour)
@@ -115,20 +115,20 @@ def tree_of_path(one: str, neighbours: Iterable[tuple[bool, str]]) -> bytes:
 
 
 def _cut(count: int) -> int:
-    """Return the largest power of two below a number of leaves."""
+    """Return the largest power of two below the number of leaves."""
     return 1 << ((count - 1).bit_length() - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """Public receipt of one round, which the broadcast of the next round carries.
+    """Public receipt of one round, which is part of the next round's broadcast.
 
     Attributes
     ----------
     run : str
         Name of the run, the same in all its receipts.
     round : int
-        Number of the round; in the first receipt of a run that of the round before the first.
+        Number of the round; in the first receipt of a run, the number before that of the first round.
     asked : int
         Number of sites that were asked; 0 in the first receipt.
     facts, opened : str
@@ -138,12 +138,12 @@ class Receipt:
     previous : str
         Root of the receipt before.
     leaves : tuple of str
-        Leaf of each accepted share, ascending, so that their order tells nothing.
+        Leaf of each accepted share, sorted so that their order reveals nothing.
 
     Raises
     ------
     FieldError
-        For values that no honest server gives: a leaf twice, out of order, or more leaves than sites that were asked.
+        For values that no honest server sends: a repeated leaf, a wrong order, or more leaves than asked sites.
     """
 
     run: str
@@ -179,7 +179,7 @@ class Receipt:
 
     @property
     def first(self) -> bool:
-        """Whether this begins a run, and is no receipt of any share."""
+        """Whether this is the first receipt of a run, which covers no share."""
         return self.asked == 0
 
     @property
@@ -189,7 +189,7 @@ class Receipt:
 
     @property
     def root(self) -> str:
-        """Root over the shares, their number, and all that stands beside them; 64 hexadecimal letters."""
+        """Root over the shares, their number, and all other values of the receipt; 64 hexadecimal digits."""
         bound = self.values()
         bound["leaves"] = len(self.leaves)
         bound["tree"] = tree(self.leaves).hex()
@@ -198,7 +198,7 @@ class Receipt:
 
     @property
     def text(self) -> str:
-        """Receipt as a broadcast carries it."""
+        """Receipt as the text in a broadcast."""
         return json.dumps(self.values(), sort_keys=True)
 
     def values(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Receipt:
         Raises
         ------
         FieldError
-            For a missing, unknown or unfit value.
+            For a missing, unknown or invalid value.
         """
         names = {field.name for field in fields(cls)}
         known = isinstance(values, Mapping) and values.keys() == names
@@ -224,12 +224,12 @@ class Receipt:
 
     @classmethod
     def parse(cls, text: str) -> "Receipt":
-        """Read the receipt that a broadcast carries.
+        """Read the receipt in a broadcast.
 
         Raises
         ------
         FieldError
-            If the values are no receipt.
+            If the values are not those of a receipt.
         """
         try:
             values = json_of(text)
@@ -240,7 +240,7 @@ class Receipt:
 
 @dataclass(frozen=True, kw_only=True)
 class ShareReceipt:
-    """Values of a site's own ledger line by which it, and an auditor, find its share in a receipt.
+    """Values in a site's ledger line by which the site or an auditor finds the site's share in a receipt.
 
     Attributes
     ----------
@@ -251,9 +251,9 @@ class ShareReceipt:
     question : str
         Digest of the question that the share answers.
     seen : str
-        Root of the receipt that the question carried.
+        Root of the receipt in the question's broadcast.
     share : str
-        Digest of what the server combines; empty if it is that of the line.
+        Digest of what the server combines; empty if it equals the line's own digest.
     """
 
     leaf: str
@@ -264,7 +264,7 @@ class ShareReceipt:
 
     @classmethod
     def of(cls, entry: Entry) -> "ShareReceipt | None":
-        """Read a line's receipt; None if it has none, or one of a server.
+        """Read the receipt in a client's line; None without one, or if it is a server's.
 
         Raises
         ------
@@ -288,24 +288,24 @@ class ShareReceipt:
         return {name: value for name, value in vars(self).items() if value}
 
     def seal_of(self, entry: Entry) -> str:
-        """Return the seal that left with the share of this line.
+        """Return the seal that was sent with this line's share.
 
         Raises
         ------
         LedgerError
-            If the salt is none.
+            If the line's salt is not valid.
         """
         if not is_digest(self.salt):
             raise LedgerError(f"the salt of round {entry.key[0]} is not {SALT} bytes")
         return seal(bytes.fromhex(self.salt), entry.spend)
 
     def leaf_of(self, entry: Entry) -> str:
-        """Compute the leaf from the line alone: its digest, its terms, its salt.
+        """Compute the leaf from the line alone: from its digest, terms and salt.
 
         Raises
         ------
         LedgerError
-            If one of them is no digest.
+            If one of them is not valid.
         """
         parts = (self.question, self.share or entry.digest, self.seal_of(entry))
         if not all(map(is_digest, parts)):

@@ -1,4 +1,4 @@
-"""Train and measure: models, local training, choice of a hypothesis, layer scores, evaluation."""
+"""Training and measuring: models, local training, choice of a hypothesis, layer scores, evaluation."""
 
 from fedveil.learning.answers import METRICS as METRICS
 from fedveil.learning.answers import Answers as Answers

@@ -1,4 +1,4 @@
-"""A model's answers beside the truth, in groups, and the registry of what is computed of them."""
+"""Answers of a model together with the truth, in groups, and the registry of metrics that are computed from them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,38 +13,39 @@ from fedveil.errors import FieldError
 
 Figures = dict[
     str, float
-]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
+]  # by name, with "examples"; a metric that does not exist for the task or the data is absent
 TaskKind = Literal[
     "classes", "labels", "values", "other"
-]  # "other": the loss alone says what outputs are worth
+]  # "other": only the loss can judge the outputs
 Floats = NDArray[np.float64]
 
-_KEPT = ("predicted", "probabilities")  # worked out label by label, whatever the groups
+_KEPT = ("predicted", "probabilities")  # computed label by label, so the same for any groups
 TASKS: tuple[TaskKind, ...] = ("classes", "labels", "values", "other")
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """A model's answers beside the truth, in n groups.
+    """Answers of a model together with the truth, in n groups.
 
     Attributes
     ----------
     task : {"classes", "labels", "values"}
-        Whether labels are classes of which one holds, several that hold or do not, or numbers.
+        Kind of labels: one class of several, several labels that each hold or do not, or numbers.
     outputs : ndarray
         float64: logits [M, C] of M labels, or values [M].
     labels : ndarray
-        [M], int64 classes or float64 targets; [M, C] bool where several may hold. Void labels are left out.
+        [M], int64 classes or float64 targets; [M, C] bool if several may hold. Void labels are left out.
     losses : ndarray
-        [M], float64: squared error of each value, otherwise the loss of each label where it has one.
+        [M], float64: squared error of each value, or the loss of each label if labels have one.
     group : ndarray
-        [M] int64, whose label it is, ascending.
+        [M] int64, group of each label, ascending.
     counts : ndarray
-        [n], labels of each group.
+        [n], number of labels in each group.
     example : ndarray
-        [M] int64, of which example, ascending: several labels are of one where a model names a class a pixel.
+        [M] int64, example of each label, ascending. An example has several labels if a model predicts a class for each
+        pixel.
     asked : ndarray, optional
-        [n], the loss that was asked for, of each group; by default the mean of `losses`.
+        [n], requested loss of each group; by default the mean of `losses`.
     """
 
     task: TaskKind
@@ -62,14 +63,14 @@ class Answers:
 
     @cached_property
     def predicted(self) -> NDArray[Any]:
-        """The class with the largest logit [M]; where several labels may hold, which are likelier than not [M, C]."""
+        """Predicted classes [M], by the largest logit; if several labels may hold, the likely ones [M, C]."""
         if self.task == "labels":
             return np.asarray(self.outputs > 0)
         return np.asarray(np.argmax(self.outputs, axis=1))
 
     @cached_property
     def table(self) -> tuple[Floats, Floats, Floats]:
-        """Count for each group and class, [n, C] each: labels found, labels there are, and labels named by the model."""
+        """Count for each group and class, [n, C] each: labels found, true labels, and labels that the model predicted."""
         if self.task == "labels":
             right = self._rows_by_group(self.labels & self.predicted)
             return right, self._rows_by_group(self.labels), self._rows_by_group(self.predicted)
@@ -81,13 +82,13 @@ class Answers:
         return right, wanted, named
 
     def _rows_by_group(self, rows: NDArray[np.bool_]) -> Floats:
-        """Add rows [M, C] of each group."""
+        """Sum the rows [M, C] of each group."""
         total = np.zeros((len(self.counts), self.outputs.shape[1]))
         np.add.at(total, self.group, rows)
         return total
 
     def _classes_by_group(self, classes: NDArray[Any], weights: Floats) -> Floats:
-        """Add the weights [M] of each group's classes [M]."""
+        """Sum the weights [M] for each group and class [M]."""
         groups = len(self.counts)
         width = self.outputs.shape[1]
         sums = np.bincount(self.group * width + classes, weights, groups * width)
@@ -95,13 +96,13 @@ class Answers:
 
     @cached_property
     def probabilities(self) -> Floats:
-        """[M, C]."""
+        """Probabilities of the classes [M, C]."""
         logits = torch.from_numpy(self.outputs)
         chances = logits.sigmoid() if self.task == "labels" else logits.softmax(1)
         return chances.numpy()
 
     def joined(self, asked: Floats | None = None) -> "Answers":
-        """Return the same as one group, with the loss asked for of all."""
+        """Return the same answers as one group, with the requested loss of all of them."""
         return self._grouped(np.zeros(len(self.labels), np.int64), asked)
 
     def _grouped(
@@ -109,7 +110,7 @@ class Answers:
         group: NDArray[np.int64],
         asked: Floats | None = None,
     ) -> "Answers":
-        """Return the same in other groups; what was worked out label by label stays known."""
+        """Return the same answers in other groups; values that were computed label by label are kept."""
         counts = np.bincount(group) if len(group) else np.zeros(1, np.int64)
         other = replace(self, group=group, counts=counts, asked=asked)
         for name in _KEPT:
@@ -118,7 +119,7 @@ class Answers:
         return other
 
     def of_label(self, label: int) -> "Answers":
-        """Return one of several labels that may hold: two classes, of which 1 is that it holds."""
+        """Return the answers for one of several labels that may hold, as two classes; class 1 means that it holds."""
         yes = self.outputs[:, label]
         return replace(
             self,
@@ -130,12 +131,12 @@ class Answers:
 
     @cached_property
     def images(self) -> "Answers":
-        """The same with each image as a group of its own."""
+        """Return the same answers with each image as its own group."""
         _, image = np.unique(self.example, return_inverse=True)
         return self._grouped(image)
 
     def of_images(self, share: "MetricFunction") -> Floats:
-        """Return the mean of a share over the images of each group that have it."""
+        """Return the mean of a share over the images of each group that have this share."""
         _, first = np.unique(self.example, return_index=True)
         owner = self.group[first]
         shares = share(self.images)
@@ -145,11 +146,11 @@ class Answers:
         return quotients(sums, images)
 
     def macro(self, shares: Floats, counted: NDArray[np.bool_]) -> Floats:
-        """Return the mean of shares [n, C] over the classes that are counted [n, C]; NaN without one."""
+        """Return the mean of shares [n, C] over the counted classes [n, C]; NaN if none is counted."""
         return quotients(np.where(counted, shares, 0.0).sum(1), counted.sum(1))
 
     def positive(self, shares: Floats) -> Floats:
-        """Return of shares [n, 2] that of class 1; NaN where there are not two classes."""
+        """Return the share of class 1 from shares [n, 2]; NaN if there are not two classes."""
         if shares.shape[1] == 2:
             return shares[:, 1]
         return np.full(len(shares), np.nan)
@@ -162,17 +163,17 @@ class Answers:
     ) -> Floats:
         """Return the probability that a true entry scores above a false one in each group, [n].
 
-        Ties count half; where a group has no such pair it is NaN.
+        Ties count half; a group without such a pair has NaN.
 
         Parameters
         ----------
         scores, truth, group : ndarray
-            [K] each.
+            [K] each: scores, whether each is true, and the group of each.
         """
         n = len(self.counts)
         order = np.argsort(
             scores
-        )  # in any order where they tie; then stably by group, which has few digits
+        )  # in any order among equal scores; then stably by group, as groups have few digits
         if n > 1:
             digits = group[order].astype(np.min_scalar_type(n - 1))
             order = order[np.argsort(digits, kind="stable")]
@@ -182,7 +183,7 @@ class Answers:
         is_new = (np.diff(scores) != 0) | (np.diff(group) != 0)
         first = np.flatnonzero(np.r_[True, is_new])
         ties = np.diff(np.r_[first, len(scores)])
-        ranks = np.repeat(first + (ties + 1) / 2, ties)  # from 1, over all groups
+        ranks = np.repeat(first + (ties + 1) / 2, ties)  # ranks from 1, over all groups
         total = np.bincount(group, minlength=n)
         true = np.bincount(group, truth, n)
         before = np.cumsum(total) - total
@@ -195,14 +196,14 @@ MetricFunction = Callable[[Answers], Floats]
 
 @dataclass(frozen=True)
 class Metric:
-    """A registered metric.
+    """Registered metric.
 
     Attributes
     ----------
     tasks : tuple of str
-        Where it exists.
+        Tasks for which the metric exists.
     function : callable
-        Answers -> figures [n]; NaN where a group has none.
+        Function of `Answers` that returns figures [n]; NaN for a group without one.
     """
 
     tasks: tuple[TaskKind, ...]
@@ -221,7 +222,7 @@ def metric(
     Parameters
     ----------
     task : {"classes", "labels", "values", "other"}, several of these, or None
-        Where it exists; None for all.
+        Tasks for which the metric exists; None for all.
 
     Raises
     ------
@@ -245,7 +246,7 @@ def metric(
 
 
 def quotients(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
-    """Divide, with NaN where there is nothing to divide by."""
+    """Divide; NaN where the divisor is zero."""
     undefined = np.full(np.shape(whole), np.nan)
     result: Floats = np.divide(part, whole, out=undefined, where=np.asarray(whole) > 0)
     return result

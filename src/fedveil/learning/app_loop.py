@@ -1,8 +1,9 @@
-"""An app's own training loop over FedVeil's lots: what leaves is the broadcast plus FedVeil's own noised steps.
+"""Training loop of an app over FedVeil's lots: only the broadcast plus FedVeil's own noised steps leave.
 
-The app keeps its loop, its optimiser and its schedule. FedVeil draws the lots, reads them, and puts a noised mean of
-clipped gradients, of a model of its own, in the place of the gradients that the app worked out. So the app's own
-gradients, batches and edits of its model reach nothing that leaves. They are compared once, on made-up examples.
+The app keeps its loop, its optimiser and its schedule. FedVeil draws and reads the lots, and computes a noised mean of
+clipped gradients on its own copy of the model. That mean replaces the app's gradients. So the app's gradients, batches
+and edits of its model influence nothing that leaves. The app's gradients are compared once with FedVeil's, on made-up
+examples.
 
 The rest is a condition of the promise (`fedveil.accounting.guarantee.APP_LOOP`): the app may look at the data
 elsewhere, write into its optimiser, or let a learning rate follow its training loss.
@@ -28,53 +29,53 @@ from fedveil.logs import logger
 from fedveil.mechanisms import Source
 
 _LOG = logger(__name__)
-_ROWS = 2  # of the made-up batch
-_ALIKE = 1e-3  # of the longest coordinate: within it two gradients are taken for one
+_ROWS = 2  # rows of the made-up batch
+_ALIKE = 1e-3  # relative to the longest coordinate: gradients closer than this count as equal
 _DROPOUTS = (nn.modules.dropout._DropoutNd, KeyedDropout)
 
 Batch = Callable[[Tensor, Tensor], Any]
 
 
 def as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a batch as most loaders give it."""
+    """Return a batch as a pair, as most loaders give it."""
     return x, y
 
 
 class AppLoop:
-    """Give an app the batches of one round, and its optimiser the noised steps.
+    """Give an app the batches of one round, and put noised gradients into its optimiser.
 
-    Use it as a context, and go through it once. The first batch is made up: the app's gradient on it must be the mean
-    of single examples' gradients under the trainer's loss, and its step moves nothing. Then come the lots of the plan.
-    Steps that the app leaves out are made when it goes on or leaves, so that what leaves never follows its control
-    flow; what its code raises there is written into the site's own log.
+    Use it as a context, and iterate over it once. The first batch is made up, and its step moves nothing. On that batch
+    the app's gradient must be the mean of single examples' gradients under the trainer's loss. Then come the lots of
+    the plan. If the app skips a step, FedVeil makes that step at the next batch or at the end. So the result never
+    depends on the app's control flow. An error that the app raises over its data goes into the site's own log.
 
     Parameters
     ----------
     trainer : PrivateTrainer
-        Its loss, its noise and its model.
+        Trainer with the loss, the noise and the model.
     model : torch.nn.Module
-        The app's model, of the same layout. Its parameters are set to those of FedVeil's own before each step.
+        Model of the app, with the same layout. Its parameters are set to those of FedVeil's copy before each step.
     optimizer : torch.optim.Optimizer
-        The app's, over parameters of `model`.
+        Optimiser of the app, over parameters of `model`.
     data : ClientData, DataLoader, Dataset or tuple
-        The site's examples, as `fedveil.learning.as_client` takes them.
+        Examples of the site, in a form that `fedveil.learning.as_client` accepts.
     start : Tensor
-        [d], the broadcast model.
+        [d], broadcast model.
     source : Source
-        Of lots and noise.
+        Randomness of lots and noise.
     batch : callable
-        Makes of x and y [m, ...] what the app's loop unpacks.
+        Function that turns x and y [m, ...] into what the app's loop unpacks.
 
     Attributes
     ----------
     trained : Trained
-        What leaves, once the context has ended.
+        Result of the round, available after the context has ended.
 
     Raises
     ------
     FieldError
-        For a sum over sites, a method without ``loop = "app"``, another model, an optimiser of other parameters or
-        another rate than the trainer's.
+        For a sum over sites, or a method without ``loop = "app"``. For a model, an optimiser's parameters or a learning
+        rate that differ from the trainer's.
     """
 
     trained: Trained
@@ -99,23 +100,23 @@ class AppLoop:
         self._client = as_client(data, "data")
         self._source = source
         self._batch = batch
-        self._lot: Tensor | None = None  # of a batch whose step is still to come
+        self._lot: Tensor | None = None  # lot of a batch whose step is still to come
         self._gradient: Tensor | None = (
-            None  # of that lot, noised: drawn once, however often it is asked for
+            None  # noised gradient of that lot, drawn once however often it is requested
         )
         self._taken = 0
         self._passed = False
         self._made_up: tuple[Tensor, Tensor] | None = None
         self._compared = False
         self._open = False
-        self._still = ExitStack()  # what keeps dropout off
+        self._still = ExitStack()  # keeps dropout off
 
     def __len__(self) -> int:
-        """Return the number of batches: one that is made up, and those of the plan."""
+        """Return the number of batches: the made-up one, and those of the plan."""
         return 1 + self._trainer.noisy.steps
 
     def __enter__(self) -> "AppLoop":
-        """Set the model to the broadcast, and take over the optimiser's steps."""
+        """Set the model to the broadcast, and hook into the optimiser's steps."""
         with ExitStack() as entered:
             taken = self._trainer.taken_for(self._start, self._client, (0,), self._source)
             self._round = entered.enter_context(taken)
@@ -135,9 +136,9 @@ class AppLoop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Make the steps that are left, and read the result; what the app raised over its data goes into the log."""
+        """Make the steps that are left, and read the result; an error of the app over its data goes into the log."""
         try:
-            if not self._compared or self._made_up is not None:  # nothing was seen of the data yet
+            if not self._compared or self._made_up is not None:  # no data were seen yet
                 if error is None:
                     raise FieldError(
                         "loop",
@@ -159,12 +160,12 @@ class AppLoop:
             self._until_end.close()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield a made-up batch, and then those of the lots that were drawn; an empty lot shows one example of zeros.
+        """Yield a made-up batch, then the batches of the drawn lots; an empty lot gives one example of zeros.
 
         Raises
         ------
         FieldError
-            Outside the context, or on a second pass.
+            Outside the context, or on a second iteration.
         """
         if not self._open:
             raise FieldError(
@@ -191,13 +192,13 @@ class AppLoop:
                 self._optimizer.step()
 
     def _made_up_batch(self) -> tuple[Tensor, Tensor]:
-        """Return two made-up examples that differ, and their labels."""
+        """Return two different made-up examples, with their labels."""
         first, second = next(probes(self._client.x, _ROWS))
         x = torch.stack([first[0], second[1]])
         return x, labels(self._client.y, _ROWS, classes=2)
 
     def _rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples of chosen units [m], or one of zeros."""
+        """Return the examples of the chosen units [m], or one example of zeros if none are chosen."""
         rows = self._trainer.rows_of(self._client, chosen)
         x, y = self._client.x, self._client.y
         if not len(rows):
@@ -209,7 +210,7 @@ class AppLoop:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Put the noised gradient in the place of the app's."""
+        """Replace the app's gradient by the noised one."""
         if len(args) > 1 or kwargs:
             accepted = "would be called for gradients without noise: call step() without arguments"
             raise FieldError("optimizer.step(closure)", "a closure", accepted)
@@ -230,7 +231,7 @@ class AppLoop:
     def _after_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Take over what the optimiser made of the noised gradient."""
+        """Copy the result of the optimiser's step into FedVeil's model."""
         if self._made_up is not None:
             return
         self._lot, self._gradient = None, None
@@ -240,13 +241,13 @@ class AppLoop:
                 own.copy_(parameter)
 
     def _restore(self) -> None:
-        """Set the app's parameters to FedVeil's own."""
+        """Set the app's parameters to those of FedVeil's model."""
         with torch.no_grad():
             for own, parameter in zip(self._trainer.own_parameters, self._parameters, strict=True):
                 parameter.copy_(own)
 
     def _compare(self, x: Tensor, y: Tensor) -> None:
-        """Refuse a gradient on made-up examples that is not the mean of theirs, and leave nothing to step along."""
+        """Refuse an app whose gradient on made-up examples is not the mean of theirs; then clear the gradients."""
         if self._compared:
             accepted = "needs a batch of this loop before each"
             raise FieldError("optimizer.step()", "a second step on one batch", accepted)
@@ -265,11 +266,11 @@ class AppLoop:
         self._compared = True
         for parameter in self._parameters:
             parameter.grad = (
-                None  # a step without gradients moves nothing, and leaves the optimiser's state
+                None  # without gradients the step moves nothing and leaves the optimiser's state
             )
 
     def _finish(self) -> None:
-        """Make the steps that the app left out."""
+        """Make the steps that the app skipped."""
         left = self._trainer.noisy.steps - self._taken
         if left:
             _LOG.warning("the app's loop left %d steps out: they are made without it", left)
@@ -328,7 +329,7 @@ def _require_optimizer(
 
 @contextmanager
 def _without_dropout(*models: nn.Module) -> Iterator[None]:
-    """Within it no layer of the models drops anything."""
+    """Turn off dropout in all layers within this context."""
     layers = [layer for model in models for layer in model.modules()]
     rates = [(layer, name, getattr(layer, name)) for layer in layers if (name := _rate_of(layer))]
     try:
@@ -341,7 +342,7 @@ def _without_dropout(*models: nn.Module) -> Iterator[None]:
 
 
 def _rate_of(layer: nn.Module) -> str:
-    """Return the attribute by which a layer drops; "" of one that does not."""
+    """Return the name of a layer's dropout rate; "" for a layer without dropout."""
     if isinstance(layer, _DROPOUTS):
         return "p"
     return "dropout" if isinstance(layer, nn.MultiheadAttention | nn.RNNBase) else ""

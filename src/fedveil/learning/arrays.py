@@ -1,4 +1,4 @@
-"""Numbers from tensors, NumPy's arrays, data frames, lists, and the samples of data sets."""
+"""Numbers from tensors, NumPy arrays, data frames, lists, and samples of data sets."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -22,7 +22,7 @@ _OTHER_KINDS = {
     "U": "texts",
     "S": "texts",
     "c": "complex numbers",
-}  # of NumPy's types
+}  # kinds of NumPy types
 _NO_NUMBERS = (
     "date",
     "time",
@@ -32,27 +32,27 @@ _NO_NUMBERS = (
     "categ",
     "enum",
     "list",
-)  # types of columns begin so
+)  # prefixes of column types
 _LABELS = ("y", "label", "labels", "target", "targets", "class", "classes")
 _PAIRS = "DataLoader(dataset, collate_fn=...), whose function returns (x, y) of a list of samples"
 
 
 def tensor_of(value: Any, name: str, *, labels: bool = False) -> Tensor:
-    """Return a tensor of the same values; float64 becomes float32 where it is no label.
+    """Return a tensor with the same values; float64 becomes float32, except in labels.
 
     Parameters
     ----------
     value : Tensor, array, data frame, series or list
-        One row an example.
+        One row for each example.
     name : str
-        For refusals.
+        Name of the value in refusals.
     labels : bool
-        Whether they are classes (which become int64) or targets.
+        Whether the values are labels: classes (which become int64) or targets.
 
     Raises
     ------
     FieldError
-        For texts, times, missing or masked values, and sparse or structured arrays.
+        For texts, times, missing or masked values, sparse or structured arrays.
     """
     tensor = _as_tensor(value, name, labels)
     if labels and not tensor.is_floating_point():
@@ -87,14 +87,14 @@ def _as_tensor(value: Any, name: str, labels: bool) -> Tensor:
 
 
 def array_of(value: Any, name: str, *, labels: bool = False) -> Array:
-    """Return an array of numbers in this machine's byte order, row by row in memory, from anything but a tensor.
+    """Return an array in this machine's byte order and row by row in memory, from anything but a tensor.
 
     Parameters
     ----------
     value : array, data frame, series or list
         The numbers.
     name : str
-        For refusals.
+        Name of the value in refusals.
     labels : bool
         Whether a refusal of texts should say how classes are numbered.
     """
@@ -128,7 +128,7 @@ def array_of(value: Any, name: str, *, labels: bool = False) -> Array:
 
 
 def _refuse_masked(value: Any, name: str) -> None:
-    """Refuse masked values, which are missing ones; those of a list, too."""
+    """Refuse masked values, which are missing values, also within a list."""
     if isinstance(value, list | tuple):
         for row, one in enumerate(value):
             if isinstance(one, np.ma.MaskedArray):
@@ -144,7 +144,7 @@ def _refuse_masked(value: Any, name: str) -> None:
 
 
 def _from_frame(value: Any, name: str) -> Any:
-    """Return the array in a data frame or a series of pandas or Polars; refuse a missing value by its row."""
+    """Return the array of a pandas or Polars data frame or series; refuse a missing value, naming its row."""
     if hasattr(value, "isna"):
         missing = np.asarray(value.isna())
         if missing.any():
@@ -166,7 +166,7 @@ def _from_frame(value: Any, name: str) -> Any:
 
 
 def _from_objects(array: Array, name: str, labels: bool) -> Array:
-    """Return Python's numbers in an array of objects; anything else is refused by its row."""
+    """Return Python numbers from an array of objects; refuse anything else, naming its row."""
     are_whole = True
     for at, one in np.ndenumerate(array):
         if not isinstance(one, Real | Decimal | np.bool_):
@@ -186,7 +186,7 @@ def columns_of(value: Any) -> tuple[str, ...] | None:
 
 
 def refuse_misaligned(x: Any, y: Any, name: str) -> None:
-    """Refuse a frame and labels of pandas whose rows are numbered differently, and labels that are an input, too."""
+    """Refuse a pandas frame and labels whose rows are numbered differently, and labels that are also an input."""
     index: Any = getattr(x, "index", None)
     other: Any = getattr(y, "index", None)
     have_indices = hasattr(index, "equals") and hasattr(other, "equals")

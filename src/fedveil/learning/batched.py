@@ -23,28 +23,28 @@ _LOG = logger(__name__)
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 CACHE = (
     1 << 20
-)  # bytes of a core's second-level cache, as on most machines; a block of clients should fit
+)  # bytes of a core's second-level cache on most machines; a block of clients should fit
 
 
 class BatchedTrainer:
-    """Train many clients at once: what `SequentialTrainer` does, in one batched operation a layer and step.
+    """Train many clients at once like `SequentialTrainer`, with one batched operation for each layer and step.
 
-    Examples are shuffled and dropped as one after another, from the same streams. Sums are taken in another order:
-    after an epoch, float64 models agree to about 1e-12 of their size and float32 models to about 1e-5.
+    Shuffling and dropout draw from the same streams as there. Only the order of sums differs: after an epoch, models
+    agree with those of `SequentialTrainer` to about 1e-12 of their size in float64, 1e-5 in float32.
 
     Parameters
     ----------
     model, layout, local, device
         See `SequentialTrainer`.
     workers : int
-        Threads over blocks of clients.
+        Number of threads, each with a block of clients.
     block : int, optional
-        Clients of a block; by default as many as the cache holds.
+        Number of clients in a block; by default as many as the cache holds.
 
     Raises
     ------
     NotStackable
-        If the model is no straight chain of known layers.
+        If the model is not a straight chain of known layers.
     """
 
     def __init__(
@@ -100,7 +100,9 @@ class BatchedTrainer:
             own_keys = [keys[i] for i in block]
             try:
                 values, losses = self._train(place, own, own_clients, own_keys)
-            except Exception as error:  # someone's data: alone, each client meets its own failure
+            except (
+                Exception
+            ) as error:  # a client's data failed; trained alone, each client meets its own failure
                 _LOG.debug("training %d clients one by one: %r", len(block), error)
                 outcomes = self._one_by_one().train(own, own_clients, own_keys)
                 results.update(zip(block, outcomes, strict=True))
@@ -117,9 +119,9 @@ class BatchedTrainer:
         return [results[i] for i in range(len(models))]
 
     def _blocks(self, clients: Sequence[ClientData]) -> list[list[int]]:
-        """Put the clients that have examples into blocks.
+        """Split the clients that have examples into blocks.
 
-        Those with the most steps come first: then the clients still busy are always the first of their block.
+        Clients with the most steps come first, so that the clients still training are always the first of their block.
         """
         busy = [i for i, client in enumerate(clients) if client.examples]
         busy.sort(key=lambda i: -clients[i].examples // self.local.batch_size)
@@ -153,7 +155,7 @@ class BatchedTrainer:
         return values, losses.tolist()
 
     def _width(self, clients: Sequence[ClientData]) -> int:
-        """Return the number of clients of a block."""
+        """Return the number of clients for each block."""
         if self._block is not None:
             return self._block
         if self._device.type != "cpu":
@@ -165,7 +167,7 @@ class BatchedTrainer:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return tensors one after another; a single one without a copy."""
+    """Join tensors along the first axis; a single one is returned without a copy."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat(list(parts))

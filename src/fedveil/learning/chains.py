@@ -1,7 +1,7 @@
-"""Gradients of single examples of chains of dense layers and activations, forwards and backwards by hand.
+"""Gradients of single examples in chains of dense layers and activations, with hand-written passes.
 
 A dense layer's gradient is the product of its output gradients and its inputs (Goodfellow 2015, arXiv 1510.01799). So a
-step is a pass forwards, the loss's own gradient, a pass backwards, and one product a layer, without autograd.
+step needs no autograd: a forward pass, the loss's gradient, a backward pass, and one product for each layer.
 """
 
 import torch
@@ -17,24 +17,24 @@ from fedveil.learning.torch_losses import Labelwise
 
 
 class ByChain:
-    """The rule for dense layers and activations, one after another.
+    """Gradient rule for a chain of dense layers and activations.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Read only.
+        Model, only read.
     layout : Layout
-        Of the model.
+        Layout of the model.
     loss : {"cross_entropy", "mse"} or Labelwise
-        Of an example; one of PyTorch's has no gradient written here.
+        Loss of an example; this rule has no gradient for other PyTorch losses.
 
     Raises
     ------
     NotIsolated
-        If there is anything else in the model.
+        If the model contains anything else.
     """
 
-    numbers_an_example = 1  # held of one gradient
+    numbers_an_example = 1  # numbers held for one example's gradient
 
     def __init__(self, model: nn.Module, layout: Layout, loss: str | Labelwise) -> None:
         refuse_hooks(model)
@@ -64,18 +64,18 @@ class ByChain:
         self._last = dense[-1]
         self.reads_examples = self._first == 0 and not self._scaled
         self.head: list[Tensor] | None = (
-            None  # weight and bias of the only dense layer, if nothing comes before it
+            None  # weight and bias of the only dense layer, if no layer comes before it
         )
         if self.reads_examples and len(dense) == 1:
             self.head = self._steps[0][1]
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Check with dummies.
+        """Check the model on dummies.
 
         Raises
         ------
         NotIsolated
-            If layers see more than a row an example, or the loss is none that has a gradient written here.
+            If layers see more than one row for each example, or the loss has no gradient here.
         """
         flat = x
         for stage in self._flattens:
@@ -87,11 +87,11 @@ class ByChain:
             raise NotIsolated("its labels are not the outputs of an example")
 
     def _weight_of(self, i: int) -> Tensor:
-        """Return the weight of the dense layer at step i."""
+        """Return the weight of the dense layer in step i."""
         return self._steps[i][1][0]
 
     def _fits(self, y: Tensor) -> bool:
-        """Return whether labels [B, ...] are one class an example, or one number an output."""
+        """Whether labels [B, ...] are one class for each example, or one number for each output."""
         if self._loss == "cross_entropy":
             return not y.is_floating_point() and y.dim() == 1
         outputs = len(self._weight_of(self._last))
@@ -116,9 +116,9 @@ class ByChain:
         return Gradients(pieces, self._layout), losses, good
 
     def _forward(self, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return outputs [C, B], and what each step needs for its way back.
+        """Return outputs [C, B], and what each step of the backward pass needs.
 
-        Columns are examples: narrow products and softmax are twice as fast so.
+        Columns are examples, as narrow products and softmax are then twice as fast.
         """
         output = rows.T
         kept: list[Tensor] = []
@@ -140,7 +140,7 @@ class ByChain:
         grad: Tensor,
         lengths: Tensor | None,
     ) -> list[Piece]:
-        """Return each dense layer's gradients, from the output's gradients [C, B]."""
+        """Return the gradients of each dense layer, from the gradients of the output [C, B]."""
         pieces: list[Piece] = []
         for i in range(len(self._steps) - 1, self._first - 1, -1):
             stage, weights = self._steps[i]

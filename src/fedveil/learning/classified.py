@@ -1,10 +1,11 @@
-"""Figures of a classifier on people it was not trained on, with intervals: what a physician asks for.
+"""Clinical figures of a classifier on people it was not trained on, with intervals.
 
-Sensitivity and specificity of the named class, areas, balanced accuracy, the table of confusions, calibration. The unit
-of replication is a person: where one has several rows, they are one observation (a cluster), and intervals are wider.
+They are sensitivity and specificity of the named class, areas under the ROC curve, balanced accuracy, the confusion
+table, and calibration. The unit of replication is a person: several rows of one person are a cluster, so intervals are
+wider.
 
-References: Wilson 1927 (proportions); Newcombe 1998 (squares of distances added); DeLong and others 1988
-and Obuchowski 1997 (areas, of clustered rows); Brier 1950.
+References: Wilson 1927 (proportions); Newcombe 1998 (adding squared distances); DeLong and others 1988 and Obuchowski
+1997 (areas, with clustered rows); Brier 1950.
 """
 
 import math
@@ -27,14 +28,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClassFigure:
-    """A figure with its 95% interval; the ends are None where nothing can be said.
+    """Figure with its 95% interval; the ends are None if the data allow none.
 
     Attributes
     ----------
     value : float
-        Of these rows.
+        Value on the measured rows.
     low, high : float or None
-        Ends.
+        Ends of the interval.
     """
 
     value: float
@@ -60,9 +61,9 @@ class Bin:
     said : float
         Mean probability that the model gave.
     found : ClassFigure
-        Share for which it was so.
+        Share of rows that really are of the class, with an interval.
     rows : int
-        How many.
+        Number of rows.
     """
 
     said: float
@@ -81,19 +82,19 @@ class Classified:
     Attributes
     ----------
     classes : tuple of str
-        In the order of rows and columns of `confusion`.
+        Names, in the order of rows and columns of `confusion`.
     positive : str
-        The class of sensitivity and specificity, of two.
+        Class of sensitivity and specificity, if there are two.
     rows, persons : int
-        What was counted; without ids each row is a person's of its own, and `persons` is 0.
+        Numbers of rows and persons; without ids each row counts as its own person, and `persons` is 0.
     confusion : list of list of int
-        Row: what is true; column: what was named.
+        Counts by true class (row) and predicted class (column).
     figures : mapping of str to ClassFigure
-        accuracy, balanced_accuracy, auc, brier; of two classes sensitivity and specificity.
+        accuracy, balanced_accuracy, auc, brier; with two classes also sensitivity and specificity.
     by_class : mapping
-        Of several classes: sensitivity, specificity, auc of each against the rest.
+        With more than two classes: sensitivity, specificity and auc of each against the rest.
     calibration : tuple of Bin
-        Of the positive class; of several, of whichever was named.
+        Calibration of the positive class; with more than two classes, of the predicted one.
     """
 
     classes: tuple[str, ...]
@@ -133,27 +134,28 @@ def classified(
     persons: Any = None,
     threshold: float | None = None,
 ) -> Classified:
-    """Measure a classifier's answers.
+    """Compute the figures of a classifier from its probabilities.
 
     Parameters
     ----------
     probabilities : array
-        [N, C].
+        [N, C], probability of each class.
     labels : array
-        [N], numbers of classes.
+        [N], numbers of the true classes.
     classes : sequence of str
-        C names.
+        C names of classes.
     positive : str
-        Of two classes the one that sensitivity is of. Default: the second.
+        With two classes: the class whose sensitivity is computed. Default: the second.
     persons : array, optional
-        [N], whose each row is.
+        [N], person of each row.
     threshold : float, optional
-        Of two classes: the probability from which the positive one is named. Default: the likelier one is.
+        With two classes: least probability at which the positive class is predicted. Default: the likelier class is
+        predicted.
 
     Raises
     ------
     FieldError
-        For shapes that do not fit, or no row.
+        For shapes that do not fit, or without rows.
     """
     p = np.asarray(probabilities, dtype=np.float64)
     y = np.asarray(labels)
@@ -203,7 +205,7 @@ def classified(
 
 
 def _require_answers(p: Floats, y: NDArray[Any], classes: Sequence[str]) -> None:
-    """Refuse shapes that do not fit, and numbers that are no probability or no class."""
+    """Refuse shapes that do not fit, values that are not probabilities, and labels that are not classes."""
     if p.ndim != 2 or p.shape != (len(y), len(classes)) or not len(y):
         raise FieldError(
             "probabilities",
@@ -217,7 +219,7 @@ def _require_answers(p: Floats, y: NDArray[Any], classes: Sequence[str]) -> None
 
 
 def _owners(persons: Any, rows: int) -> NDArray[Any]:
-    """Return the number of each row's person; without persons each row is one."""
+    """Return the number of each row's person; without persons each row is its own."""
     if persons is None:
         return np.arange(rows)
     owner = _numbered(np.asarray(persons))
@@ -227,13 +229,13 @@ def _owners(persons: Any, rows: int) -> NDArray[Any]:
 
 
 def _numbered(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the number, from 0, of each value among the different ones."""
+    """Replace each value by the number of that value among all different ones, from 0."""
     _, numbers = np.unique(values, return_inverse=True)
     return numbers
 
 
 def _confusion(y: NDArray[Any], named: NDArray[Any], classes: int) -> list[list[int]]:
-    """Count rows by class, and by the class that was named."""
+    """Count rows by true class and predicted class."""
     counts = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(counts, (y, named), 1)
     rows: list[list[int]] = counts.tolist()
@@ -242,7 +244,7 @@ def _confusion(y: NDArray[Any], named: NDArray[Any], classes: int) -> list[list[
 
 @dataclass(frozen=True, eq=False)
 class _Outcome:
-    """Rows with what is true of them, and what was named."""
+    """Rows with their true class and their predicted class."""
 
     p: Floats
     y: NDArray[Any]
@@ -250,7 +252,7 @@ class _Outcome:
     owner: NDArray[Any]
 
     def shares_found(self) -> dict[int, ClassFigure]:
-        """Return the share of each class's rows that was named so, by classes that there are."""
+        """Return for each class that occurs the share of its rows that was predicted correctly."""
         found: dict[int, ClassFigure] = {}
         for c in range(self.p.shape[1]):
             own = self.y == c
@@ -259,7 +261,7 @@ class _Outcome:
         return found
 
     def areas(self) -> "dict[int, _Area]":
-        """Return each class's area under the ROC curve against the rest, where there are both."""
+        """Return the area under the ROC curve of each class against the rest, if rows of both exist."""
         areas: dict[int, _Area] = {}
         for c in range(self.p.shape[1]):
             own = self.y == c
@@ -273,7 +275,7 @@ class _Outcome:
         found: Mapping[int, ClassFigure],
         areas: "Mapping[int, _Area]",
     ) -> dict[str, ClassFigure]:
-        """Return figures of one class against the rest, as far as there are rows of both."""
+        """Return the figures of one class against the rest, as far as rows of both exist."""
         figures: dict[str, ClassFigure] = {}
         truth = self.y == c
         if c in found:
@@ -286,7 +288,7 @@ class _Outcome:
 
 
 def wilson(share: float, rows: float) -> tuple[float, float]:
-    """Return the ends of the 95% interval of a share of independent rows, whose number may be broken."""
+    """Return the ends of the 95% interval of a share of independent rows; their number may be fractional."""
     centre = share + _Z**2 / (2 * rows)
     half = _Z * math.sqrt(share * (1 - share) / rows + _Z**2 / (4 * rows**2))
     whole = 1 + _Z**2 / rows
@@ -300,7 +302,7 @@ def _people(owner: NDArray[Any]) -> int:
 
 
 def _variance(influence: Floats, owner: NDArray[Any]) -> float:
-    """Return the variance of a figure from each row's influence on it: rows of one person move together."""
+    """Return the variance of a figure from the influence of each row; rows of one person are summed first."""
     sums = np.bincount(_numbered(owner), influence)
     people = len(sums)
     if people < 2:
@@ -309,7 +311,7 @@ def _variance(influence: Floats, owner: NDArray[Any]) -> float:
 
 
 def _share(true: NDArray[np.bool_], owner: NDArray[Any]) -> ClassFigure:
-    """Return a share, with Wilson's interval over as many rows as the persons' rows are worth."""
+    """Return a share with Wilson's interval, for the number of independent rows that the persons' rows are worth."""
     share = float(true.mean())
     influence = (true - share) / len(true)
     low, high = wilson(share, _worth(share, influence, owner))
@@ -317,19 +319,19 @@ def _share(true: NDArray[np.bool_], owner: NDArray[Any]) -> ClassFigure:
 
 
 def _worth(share: float, influence: Floats, owner: NDArray[Any]) -> float:
-    """Return how many independent rows are as good: at most the rows, at least one."""
+    """Return the number of independent rows with the same information: at least 1, at most the number of rows."""
     rows = len(influence)
     people = _people(owner)
     if people == rows:
         return rows
     variance = _variance(influence, owner)
-    if not variance > 0:  # all rows agree, or there is one person
+    if not variance > 0:  # all rows agree, or there is only one person
         return people
     return float(np.clip(share * (1 - share) / variance, 1, rows))
 
 
 def _mean_of(shares: Sequence[ClassFigure]) -> ClassFigure:
-    """Return the mean of shares of different rows: distances to their ends are added as squares (Newcombe)."""
+    """Return the mean of shares of disjoint rows; squared distances to the interval ends are added (Newcombe)."""
     value = float(np.mean([one.value for one in shares]))
     below = above = 0.0
     for one in shares:
@@ -344,14 +346,14 @@ def _mean_of(shares: Sequence[ClassFigure]) -> ClassFigure:
 
 @dataclass(frozen=True, eq=False)
 class _Area:
-    """The area under a ROC curve, and each row's influence on it (DeLong's components)."""
+    """Area under a ROC curve, and the influence of each row on it (DeLong's components)."""
 
     value: float
     influence: Floats
 
 
 def _area(scores: Floats, truth: NDArray[np.bool_]) -> _Area:
-    """Return the area of scores of a class, of which `truth` says the rows."""
+    """Return the area for the scores of a class; `truth` marks the rows of that class."""
     ranks = _ranks(scores)
     yes = int(truth.sum())
     no = int((~truth).sum())
@@ -364,7 +366,7 @@ def _area(scores: Floats, truth: NDArray[np.bool_]) -> _Area:
 
 
 def _ranks(values: Floats) -> Floats:
-    """Return ranks from 1; those that tie share their mean."""
+    """Return ranks from 1; equal values share their mean rank."""
     _, place, ties = np.unique(values, return_inverse=True, return_counts=True)
     ranks = np.cumsum(ties) - (ties - 1) / 2
     return np.asarray(ranks[place])
@@ -380,7 +382,7 @@ def _of_areas(
     y: NDArray[Any],
     owner: NDArray[Any],
 ) -> ClassFigure:
-    """Return the mean of each class against the rest."""
+    """Return the mean area over the classes, each against the rest."""
     value = float(np.mean([area.value for area in areas]))
     influence = np.mean([area.influence for area in areas], axis=0)
     fewest = min(_people(owner[y == c]) for c in np.unique(y))
@@ -388,7 +390,7 @@ def _of_areas(
 
 
 def _on_logits(area: float, variance: float, fewest: int) -> ClassFigure:
-    """Return an area with an interval on the scale of logits, which stays within 0 and 1.
+    """Return an area with its interval, which is computed on the logit scale and so stays within 0 and 1.
 
     An area of 0 or 1 is treated as a share of the fewest persons.
     """
@@ -417,7 +419,7 @@ def _bins(
     true: NDArray[np.bool_],
     owner: NDArray[Any],
 ) -> tuple[Bin, ...]:
-    """Return those of ten equally wide bins that hold something."""
+    """Return the bins that hold rows, of ten bins of equal width."""
     place = np.minimum((said * BINS).astype(np.int64), BINS - 1)
     bins: list[Bin] = []
     for number in range(BINS):

@@ -1,6 +1,6 @@
-"""Data of one client: its examples, and those that it holds out to measure.
+"""Data of one client: its training examples, and the examples held out for measuring.
 
-PyTorch's data sets are read into memory where they are small, one batch at a time where they are large.
+Small PyTorch data sets are read into memory, large ones one batch at a time.
 """
 
 from bisect import bisect
@@ -32,23 +32,23 @@ MOST = 1 << 30  # bytes of one client's examples that are held in memory
 VOID = (
     -1,
     -100,
-)  # labels below 0 that count as nothing, where the loss passes over them (`ignore_index`)
+)  # negative labels that count as nothing if the loss ignores them (`ignore_index`)
 CHUNK = 256  # examples read at once
 
 
 class OnDemand(Tensor):
-    """Examples [N, ...] that are read when rows of them are asked for; they can be joined, and nothing else.
+    """Examples [N, ...] that are read only when rows are requested; the only other operation is joining.
 
-    Whatever computes on all of them at once refuses.
+    A computation on all of them at once is refused.
 
     Parameters
     ----------
     read : callable
-        Row numbers, at least one, -> their examples.
+        Function from row numbers (at least one) to their examples.
     shape : sequence of int
-        Of all of them.
+        Shape of all examples together.
     dtype : torch.dtype
-        Of the examples.
+        Type of the examples.
     """
 
     _read: Callable[[Sequence[int]], Tensor]
@@ -80,7 +80,7 @@ class OnDemand(Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
     def _rows(self, index: Any) -> Tensor:
-        """Read rows by their numbers, or a slice of them."""
+        """Read the rows with these numbers, or a slice of rows."""
         rows = index.tolist() if isinstance(index, Tensor) else range(len(self))[index]
         if not len(rows):
             return torch.empty((0, *self.shape[1:]), dtype=self.dtype)
@@ -95,7 +95,7 @@ class OnDemand(Tensor):
 
 
 def _joined(parts: Sequence[Tensor]) -> OnDemand:
-    """Join several clients' examples, one after another."""
+    """Join the examples of several clients in order."""
     ends = list(accumulate(len(part) for part in parts))
 
     def read(rows: Sequence[int]) -> Tensor:
@@ -116,24 +116,25 @@ class ClientData:
     Parameters
     ----------
     x : Tensor
-        [N, ...], floating point, or int64 where it numbers the rows of an embedding. N = 0 is legal: such a
-        client returns the model it was sent.
+        [N, ...], floating point, or int64 as row numbers of an embedding. N = 0 is allowed: such a client returns the
+        model that it received.
     y : Tensor
         [N, ...], int64 classes from 0 on, or floating-point targets.
     test_x, test_y : Tensor, optional
         Held-out examples of the same kinds, never trained on.
     name : str
-        For reports.
+        Name in reports.
     masks : Tensor, optional
-        bool, the privacy-sensitive coordinates of each example: of the shape of x, or [N, H, W] for all channels of
-        images [N, C, H, W]. Methods protect regions by them, or score layers on them (pixels alone). They are public.
+        bool, privacy-sensitive coordinates of each example: in the shape of x, or [N, H, W] for all channels of images
+        [N, C, H, W]. Some methods protect these regions, others score layers on them (pixels only). The masks are
+        public.
     person : Tensor, optional
-        int64 [N], who owns each example of x, for methods that protect persons. Only whether two are equal is used.
+        int64 [N], person of each example of x, for methods that protect persons. Only equality of two numbers is used.
     test_person : Tensor, optional
-        The same of test_x, for the game of a person's membership.
+        The same for test_x, for the attack on a person's membership.
     buffers : mapping of str to Tensor, optional
-        Running statistics and counters that the client keeps to itself (``Shared(buffers="keep")``). Default: the
-        model's own.
+        Running statistics and counters that never leave the client (``Shared(buffers="keep")``). Default: the model's
+        own.
 
     Raises
     ------
@@ -158,7 +159,7 @@ class ClientData:
     buffers: Mapping[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained on."""
+        """Refuse data that cannot be trained on."""
         _check("x", self.x, "y", self.y)
         for name in ("test_x", "test_y", "masks"):
             if getattr(self, name) is not None:
@@ -192,7 +193,7 @@ class ClientData:
 
 
 def _check_masks(masks: Tensor, x: Tensor) -> None:
-    """Refuse masks that do not mark coordinates of x, or pixels of its images."""
+    """Refuse masks that do not mark coordinates of x or pixels of its images."""
     pixels = (len(x), *x.shape[2:])
     fits = masks.shape == x.shape or (x.dim() == 4 and tuple(masks.shape) == pixels)
     if masks.dtype != torch.bool or not fits:
@@ -204,7 +205,7 @@ def _check_masks(masks: Tensor, x: Tensor) -> None:
 
 
 def _check_owners(field: str, owner: Any, n: int) -> None:
-    """Refuse what is no number of a person for each of n examples."""
+    """Refuse anything but one person number for each of n examples."""
     if owner is None:
         return
     is_numbers = isinstance(owner, Tensor) and owner.dtype == torch.int64
@@ -215,7 +216,7 @@ def _check_owners(field: str, owner: Any, n: int) -> None:
 
 
 def _check_same_kind(name: str, test: Tensor, train: Tensor) -> None:
-    """Refuse held-out examples of another shape or kind of number than those that are trained on."""
+    """Refuse held-out examples whose shape or kind of number differs from that of the training examples."""
     same_kind = test.is_floating_point() == train.is_floating_point()
     if test.shape[1:] != train.shape[1:] or not same_kind:
         given = (tuple(test.shape), test.dtype)
@@ -223,7 +224,7 @@ def _check_same_kind(name: str, test: Tensor, train: Tensor) -> None:
 
 
 def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
-    """Refuse examples and labels that are no finite numbers, or not as many."""
+    """Refuse examples and labels that are not finite numbers, or differ in number."""
     _check_numbers(
         x_name,
         x,
@@ -244,7 +245,7 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
 
 
 def _check_numbers(name: str, value: Tensor, accepted: str) -> None:
-    """Refuse what is no tensor of finite numbers or of whole ones."""
+    """Refuse anything but a tensor of finite or whole numbers."""
     if not isinstance(value, Tensor) or value.dim() < 1:
         raise FieldError(name, kind_of(value), "must be a tensor with one row an example")
     if value.dtype == torch.int64:
@@ -263,7 +264,7 @@ def _check_numbers(name: str, value: Tensor, accepted: str) -> None:
 
 
 def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
-    """Accept ClientData, a tuple of tensors or arrays, a data set or loader of PyTorch, or two of them."""
+    """Accept ClientData, a tuple of tensors or arrays, a PyTorch data set or loader, or two of these."""
     if isinstance(value, ClientData):
         return value
     if isinstance(value, Dataset | DataLoader) or _is_map_style(value):
@@ -299,7 +300,7 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
 
 
 def _is_map_style(value: Any) -> bool:
-    """Return whether this has ``len`` and ``[i]``, as Hugging Face's sets do, and is no array, frame or list."""
+    """Whether the value has ``len`` and ``[i]``, as Hugging Face's sets do, and is no array, frame or list."""
     if (
         isinstance(value, Sequence | Mapping | Tensor)
         or hasattr(value, "to_numpy")
@@ -310,7 +311,7 @@ def _is_map_style(value: Any) -> bool:
 
 
 def _plain(sample: Any, name: str) -> tuple[Any, Any]:
-    """Return the two parts of a sample, its arrays as PyTorch takes them."""
+    """Return the two parts of a sample, with arrays in a type that PyTorch accepts."""
     x, y = pair_of(sample, name)
     if isinstance(x, np.ndarray):
         x = array_of(x, f"{name}, x")
@@ -320,7 +321,7 @@ def _plain(sample: Any, name: str) -> tuple[Any, Any]:
 
 
 def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
-    """Refuse a loader that leaves examples out, and warn of one that repeats or drops them: neither is carried over."""
+    """Refuse a loader that leaves out examples, and warn if it repeats or drops them; FedVeil does neither."""
     sampler = loader.sampler
     batches = loader.batch_sampler
     accepted = "uses all examples of its data set: give Subset(dataset, indices) for some of them"
@@ -330,7 +331,7 @@ def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
             f"{name}.batch_sampler", kind, f"{accepted}, not a batch sampler (in {name})"
         )
     dropped = loader.drop_last
-    if batches is not None:  # given as such, it has a sampler and a `drop_last` of its own
+    if batches is not None:  # a batch sampler has its own sampler and `drop_last`
         sampler, dropped = batches.sampler, batches.drop_last
     kind = type(sampler).__name__
     if not isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler):
@@ -347,7 +348,7 @@ def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
 
 
 def _repeats(sampler: Any, examples: int) -> bool:
-    """Return whether a sampler takes examples more than once."""
+    """Whether a sampler draws examples more than once."""
     if isinstance(sampler, WeightedRandomSampler):
         return True
     return isinstance(sampler, RandomSampler) and (
@@ -356,24 +357,23 @@ def _repeats(sampler: Any, examples: int) -> bool:
 
 
 def _read(value: Any, name: str) -> ClientData:
-    """Read a map-style data set once, to check every example and to learn the labels.
+    """Read a map-style data set once, to check every example and collect the labels.
 
-    Of a loader its data set and its ``collate_fn`` are used. `LocalTraining` says how large batches are, and in which
-    order they come. A sampler that chooses among the examples is refused; one that repeats them gives a warning. Where
-    the examples take more than a GiB (`MOST`), each batch is read when it is trained on. Random transforms are then
-    drawn anew each time.
+    From a loader the data set and the ``collate_fn`` are used; `LocalTraining` sets the size and order of batches. A
+    sampler that leaves out examples is refused; one that repeats them gives a warning. If the examples take more than a
+    GiB (`MOST`), each batch is read when it is used. Random transforms are then drawn again each time.
 
     Parameters
     ----------
     value : Dataset or DataLoader
-        ``len`` and ``[i] -> (x, y)``, of tensors, arrays or numbers. Anything else that has both is read alike.
+        Object with ``len`` and ``[i] -> (x, y)``, whose parts are tensors, arrays or numbers.
     name : str
-        For refusals.
+        Name of the data in refusals.
 
     Raises
     ------
     FieldError
-        If it has no length, is empty, or an example cannot be used.
+        If the data set has no length, is empty, or has an unusable example.
     """
     data: Any = value
     collate: Any = default_collate
@@ -402,7 +402,7 @@ def _read(value: Any, name: str) -> ClientData:
             return read
         except FieldError:
             raise
-        except Exception as error:  # the data set is the user's
+        except Exception as error:  # the data set is the user's code
             accepted = f"must give pairs (x, y) of numbers, all x of one shape ({error}); for images add ToTensor()"
             raise FieldError(
                 f"{name}, examples {rows[0]} to {rows[-1]}", kind_of(data), accepted

@@ -1,4 +1,4 @@
-"""Choice of the hypothesis that fits each of thousands of clients best, and figures on what clients hold out."""
+"""Choice of each client's best hypothesis, and metrics on held-out examples, for thousands of clients at once."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from fedveil.learning.metrics import metrics, metrics_of_groups
 from fedveil.learning.objective import void_labels
 
 ROOM = 1 << 24  # numbers of joined examples held at once
-NEAR = 1e-5  # losses this near in relation are compared again, client by client
+NEAR = 1e-5  # losses with a smaller relative difference are compared again, client by client
 
 
 def choose(
@@ -25,30 +25,30 @@ def choose(
     data: ClientData,
     loss: str | LossFunction,
 ) -> int:
-    """Choose the hypothesis with the least loss on a client's own training data.
+    """Return the hypothesis with the least loss on a client's own training data.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Left as it is; runs in evaluation mode.
+        Model, unchanged; runs in evaluation mode.
     layout : Layout
-        Of the model.
+        Layout of the model.
     models : Tensor
-        [k, d].
+        [k, d], hypotheses.
     data : ClientData
-        Without examples there is no evidence, and the answer is 0.
+        Data of the client; without examples the answer is 0.
     loss : str or callable
         As in `LocalTraining`.
 
     Returns
     -------
     int
-        The lowest index among equals; a loss that is NaN is never chosen.
+        Index of the hypothesis, the lowest among equals; a hypothesis with a NaN loss is never chosen.
 
     Raises
     ------
     FieldError
-        If all of several losses are NaN.
+        If there are several hypotheses, and all losses are NaN.
     """
     layout.check(models, "models")
     if models.dim() != 2:
@@ -75,15 +75,15 @@ def choose_each(
     clients: Sequence[ClientData],
     loss: str | LossFunction,
 ) -> list[int | Exception]:
-    """Return what `choose` answers for each of many clients, in a few batched computations.
+    """Return the answer of `choose` for each of many clients, from a few batched computations.
 
-    Batches of another size round otherwise, so where two hypotheses are nearly as good the client is asked alone: the
-    answers depend on nobody else.
+    Rounding depends on the size of a batch. So if two hypotheses are nearly equally good, the client's choice is
+    computed alone. An answer then depends on no other client.
 
     Returns
     -------
     list of int or Exception
-        An exception, as `choose` raises it, in the place of a client whose data cannot be used.
+        Index for each client; the exception of `choose` for a client whose data cannot be used.
     """
     if len(models) == 1:
         return [0] * len(clients)
@@ -91,18 +91,18 @@ def choose_each(
     def choose_alone(client: ClientData) -> int | Exception:
         try:
             return choose(model, layout, models, client, loss)
-        except Exception as error:  # a client's failure is that client's alone
+        except Exception as error:  # a client's failure must not end the others
             return error
 
     if any(
         client.buffers or _has_void(client) for client in clients
-    ):  # a model, or void labels, of its own
+    ):  # clients with buffers of their own, or with void labels
         return [choose_alone(client) for client in clients]
     answers: list[int | Exception] = []
     for block in _blocks(clients):
         try:
             losses = client_losses(model, layout, models, block, loss)
-        except Exception:  # someone's data: alone, each client meets its own failure
+        except Exception:  # a client's data failed; alone, each client meets its own failure
             losses = torch.full((len(block), len(models)), torch.nan)
         least, best = losses.topk(2, dim=1, largest=False)
         margin = least[:, 1] - least[:, 0]
@@ -118,7 +118,7 @@ def choose_each(
 
 
 def _has_void(client: ClientData) -> bool:
-    """Return whether a client may have labels of no class, over which means are its own."""
+    """Whether a client may have void labels, which change the divisor of its mean."""
     return not client.y.is_floating_point() and bool((client.y < 0).any())
 
 
@@ -134,7 +134,7 @@ def client_losses(
     Returns
     -------
     Tensor
-        [n, k] in float64; NaN for a client without examples.
+        [n, k], float64 losses; NaN for a client without examples.
     """
     filled = [client for client in clients if client.examples]
     result = torch.full((len(clients), len(models)), torch.nan, dtype=torch.float64)
@@ -161,7 +161,7 @@ def _means_by_client(
     sizes: list[int],
     loss: str | LossFunction,
 ) -> Tensor:
-    """Return the loss of each client [n], whose outputs and labels lie one after another; of "rmse" its square."""
+    """Return the loss of each client [n] from outputs and labels that are joined in order; for "rmse" its square."""
     if isinstance(loss, str) and (loss in LABELWISE or loss == "rmse"):
         of_labels = losses_of("mse" if loss == "rmse" else loss)
         each = of_labels(outputs, y).reshape(len(y), -1).mean(1)
@@ -175,7 +175,7 @@ def _means_by_client(
 
 
 def _blocks(clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
-    """Yield consecutive clients that fit into `ROOM` together, at least one."""
+    """Yield blocks of consecutive clients that fit into `ROOM` together, at least one client each."""
     block: list[ClientData] = []
     held = 0
     for client in clients:
@@ -200,29 +200,29 @@ def evaluate(
     buffers: Mapping[str, Tensor] | None = None,
     loss: str | LossFunction | None = None,
 ) -> Figures:
-    """Measure one model.
+    """Compute the metrics of one model.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Left as it is; runs in evaluation mode.
+        Model, unchanged; runs in evaluation mode.
     layout : Layout
-        Of the model.
+        Layout of the model.
     vector : Tensor
-        [d].
+        [d], parameters.
     x, y : Tensor
         [N, ...] each; int64 classes make it a classification, floating-point targets a regression.
     names : sequence of str, optional
-        Of `METRICS`; by default the task's usual ones.
+        Names in `METRICS`; by default the task's usual ones.
     buffers : mapping of str to Tensor, optional
-        In the place of the module's own.
+        Buffers in place of the module's own.
     loss : str or callable, optional
-        The one that was asked for; see `metrics`.
+        Requested loss; see `metrics`.
 
     Returns
     -------
     dict of str to float
-        With ``examples``; without other figures when N = 0.
+        Metrics by name, with ``examples``; if N = 0, ``examples`` only.
     """
     if len(x) != len(y):
         raise FieldError("y", len(y), f"must be as long as x, which has {len(x)} rows")
@@ -240,33 +240,33 @@ def evaluate_clients(
     names: Sequence[str] | None = None,
     loss: str | LossFunction | None = None,
 ) -> tuple[list[Figures], Figures]:
-    """Measure each client's hypothesis on what the client held out, and all of it together.
+    """Compute the metrics of each client's hypothesis on its held-out examples, and of all together.
 
-    A client with statistics of its own (`ClientData.buffers`) is answered by the model with these.
+    If a client has its own statistics (`ClientData.buffers`), the model uses these for it.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Left as it is.
+        Model, unchanged.
     layout : Layout
-        Of the model.
+        Layout of the model.
     models : Tensor
-        [k, d], the hypotheses.
+        [k, d], hypotheses.
     clients : sequence of ClientData
-        n of them; some may hold nothing out.
+        n clients; some may have no held-out examples.
     chosen : sequence of int
         n indices of hypotheses.
     names : sequence of str, optional
-        Of `METRICS`; by default the task's usual ones.
+        Names in `METRICS`; by default the task's usual ones.
     loss : str or callable, optional
-        The one that was asked for; see `metrics`.
+        Requested loss; see `metrics`.
 
     Returns
     -------
     list of dict
-        One a client, in order.
+        Metrics of each client, in order.
     dict
-        Pooled: computed once on the predictions of all clients, so that every example counts the same.
+        Pooled metrics: computed once on the predictions for all clients, so every example has the same weight.
     """
     held = answers_of_clients(model, layout, models, clients, chosen)
     if not held:
@@ -284,7 +284,7 @@ def answers_of_clients(
     clients: Sequence[ClientData],
     chosen: Sequence[int],
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return outputs of each client's hypothesis on what the client held out, and the truth.
+    """Return the outputs of each client's hypothesis on its held-out examples, and the true labels.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ def answers_of_clients(
     Returns
     -------
     dict of int to tuple of Tensor
-        By number of the clients that hold something out, in their order.
+        Outputs and labels by the client's number, for clients with held-out examples.
     """
     layout.check(models, "models")
     if models.dim() != 2 or len(clients) != len(chosen):
@@ -305,7 +305,7 @@ def answers_of_clients(
     held: dict[int, tuple[Tensor, Tensor]] = {}
     same_model: dict[
         tuple[int, int | None], list[int]
-    ] = {}  # a client with its own buffers is by itself
+    ] = {}  # a client with its own buffers is computed by itself
     for i, (client, j) in enumerate(zip(clients, chosen, strict=True)):
         if client.test_x is None or client.test_y is None or not len(client.test_x):
             continue

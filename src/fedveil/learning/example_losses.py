@@ -1,4 +1,4 @@
-"""Losses of one example each: of an image, of a person, and functions of one's own."""
+"""Losses of one example: of an image, of a person, and functions of your own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +14,12 @@ OfExample = Callable[[Tensor, Tensor], Tensor]
 
 
 class OneExample(Labelwise):
-    """One loss an example of a batch, each by a call of its own.
+    """Loss of each example of a batch, by one call of a function for each.
 
     Parameters
     ----------
     function : callable
-        See `ExampleLoss`.
+        Function of one example, see `ExampleLoss`.
     """
 
     of_classes, has_mask, ignored = False, False, IGNORED
@@ -29,16 +29,16 @@ class OneExample(Labelwise):
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """Name of the function."""
         return str(getattr(self._function, "__name__", type(self._function).__name__))
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return losses [B]; no number, where the function raises for an example."""
+        """Return losses [B]; NaN for an example for which the function raises."""
         losses = [self._tried(one, target) for one, target in zip(output, y, strict=True)]
         return torch.stack(losses)
 
     def of_batch(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the mean of a batch; what the function raises is raised."""
+        """Return the mean of a batch; an error of the function is raised."""
         losses = [self._of_one(one, target) for one, target in zip(output, y, strict=True)]
         return torch.stack(losses).mean()
 
@@ -56,18 +56,18 @@ class OneExample(Labelwise):
     def _tried(self, output: Tensor, y: Tensor) -> Tensor:
         try:
             return self._of_one(output, y)
-        except Exception:  # of this example alone
+        except Exception:  # an error of this example only
             return output.sum() * torch.nan
 
 
 class ExampleLoss:
-    """Mean over examples of a function of one example, as record level needs it.
+    """Loss that is the mean over examples of a function of one example; record level needs this form.
 
     Parameters
     ----------
     function : callable
-        ``function(output, target)`` of one example, without a batch axis, gives one number. It keeps nothing from one
-        example to the next. At record level an example for which it raises counts as zero.
+        ``function(output, target)`` of one example, without a batch axis, returns one number. It must keep no state
+        between examples. At record level an example for which it raises counts as zero.
     """
 
     def __init__(self, function: OfExample) -> None:
@@ -81,7 +81,7 @@ class ExampleLoss:
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """Name of the function."""
         return self.each.name
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class ExampleLoss:
 
 
 def example_loss(function: OfExample) -> ExampleLoss:
-    """Make a loss of yours for record and person level, from a function of one example.
+    """Make your own loss for record and person level, from a function of one example.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def example_loss(function: OfExample) -> ExampleLoss:
 
 
 class DiceOfImage(Labelwise):
-    """Soft Dice of each image, with or without the cross-entropy of its pixels; a void pixel counts as nothing.
+    """Soft Dice loss of each image, with or without the cross-entropy of its pixels; void pixels are ignored.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class DiceOfImage(Labelwise):
 
     @property
     def name(self) -> str:
-        """Its name in `LOSSES`."""
+        """Name of this loss in `LOSSES`."""
         return "dice" if self._entropy else "soft_dice"
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
@@ -133,11 +133,11 @@ class DiceOfImage(Labelwise):
         return self._of(output, classes & here[:, None], here)
 
     def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean loss of a batch, of classes as a mask [B, C, H, W]."""
+        """Return the mean loss of a batch whose classes are given as a mask [B, C, H, W]."""
         return self._of(output, mask, mask.any(1)).mean()
 
     def _of(self, output: Tensor, mask: Tensor, here: Tensor) -> Tensor:
-        """Return losses [B] of classes as a mask, over the pixels that are here [B, H, W]."""
+        """Return losses [B] for classes as a mask, over the pixels that are not void, `here` [B, H, W]."""
         if output.dim() < 3:
             raise FieldError(
                 "loss", self.name, f"needs a class a pixel; the outputs are {tuple(output.shape)}"
@@ -154,11 +154,11 @@ class DiceOfImage(Labelwise):
 
 
 class Hazards(Labelwise):
-    """Survival in discrete time: minus the log-likelihood of each person, from her hazards in K public intervals.
+    """Survival loss in discrete time: minus the log-likelihood of a person, from her hazards in K public intervals.
 
     An output [B, K] holds logits of the hazards. A target [B, 2] holds the number of whole intervals that a person
-    survived, and 1 if the event came in the next one, 0 if she was last seen then. No person's loss needs another's.
-    Source: Brown 1975; as a network's loss Gensheimer and Narasimhan 2019 (PeerJ 7, e6257).
+    survived, and then 1 if the event came in the next interval, 0 if she was last seen in it. A person's loss depends
+    on no other person. Source: Brown 1975; as a network's loss Gensheimer and Narasimhan 2019 (PeerJ 7, e6257).
     """
 
     of_classes, has_mask, ignored = False, False, IGNORED

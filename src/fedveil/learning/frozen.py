@@ -1,7 +1,7 @@
-"""Parts of a model that are public and never change: frozen parameters, folded statistics, features computed once.
+"""Public parts of a model that never change: frozen parameters, folded statistics, features computed once.
 
-A pretrained network is a public constant. What comes before its first trained layer gives every example the same
-features in every round, so they are computed once.
+A pretrained network is a public constant. The layers before its first trained layer give an example the same features
+in every round, so these are computed once.
 """
 
 from collections import Counter, OrderedDict
@@ -24,12 +24,12 @@ _FOLDABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class FixedNorm(nn.Module):
-    """Batch normalisation by statistics that never change, so that examples stay apart.
+    """Batch normalisation with constant statistics, so that examples do not influence each other.
 
     Parameters
     ----------
     norm : BatchNorm1d, BatchNorm2d or BatchNorm3d
-        Its running mean and variance become constants. Its scale and shift are trained if they were.
+        Layer whose running mean and variance become constants. Its scale and shift are trained if they were before.
     """
 
     def __init__(self, norm: _BatchNorm) -> None:
@@ -45,7 +45,7 @@ class FixedNorm(nn.Module):
         self.bias = _of(norm.bias, torch.zeros_like(norm.running_mean))
 
     def normal(self, x: Tensor) -> Tensor:
-        """Return the input [B, channels, ...] before scale and shift."""
+        """Return the normalised input [B, channels, ...], before scale and shift."""
         shape = _of_channels(x)
         mean = self.get_buffer("mean").view(shape)
         factor = self.get_buffer("factor").view(shape)
@@ -58,13 +58,13 @@ class FixedNorm(nn.Module):
 
 
 def _of_channels(x: Tensor) -> tuple[int, ...]:
-    """Return the shape in which a number a channel fits [B, channels, ...]."""
+    """Return the shape that broadcasts one number for each channel over [B, channels, ...]."""
     trailing = [1] * (x.dim() - 2)
     return (-1, *trailing)
 
 
 def _of(parameter: nn.Parameter | None, usual: Tensor) -> nn.Parameter:
-    """Return a copy of a parameter, or the usual one, which is not trained."""
+    """Return a copy of a parameter; if there is none, the usual value, which is not trained."""
     if parameter is None:
         return nn.Parameter(usual, requires_grad=False)
     return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
@@ -78,23 +78,23 @@ def _fixed_norm(layer: FixedNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
 
 
 def freeze(model: nn.Module, *, but: Iterable[str] = ()) -> nn.Module:
-    """Copy a model so that its parameters never change, but for those of the named parts.
+    """Copy a model with all parameters frozen, except those of the named parts.
 
-    Statistics of batch normalisation become constants, everywhere. A frozen one that follows a frozen convolution or
-    dense layer is folded into its weights: the same function, up to rounding, with no statistics left. (``mend`` puts
-    another normalisation in its place, which a pretrained network does not survive.)
+    Statistics of batch normalisation become constants everywhere. A frozen normalisation after a frozen convolution or
+    dense layer is folded into that layer's weights. The function stays the same up to rounding, and has no statistics
+    left. (``mend`` would replace the normalisation by another kind, which ruins a pretrained network.)
 
     Parameters
     ----------
     model : torch.nn.Module
-        Is left as it is.
+        Model, unchanged.
     but : sequence of str
-        Parts that go on learning, by their names: ``("head",)``.
+        Names of the parts that are still trained: ``("head",)``.
 
     Raises
     ------
     FieldError
-        For a name that the model does not have, with those that it has.
+        For a name that the model does not have; the text lists the names that it has.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def require_parts(
     Raises
     ------
     FieldError
-        For one that is not there.
+        For a part that does not exist.
     """
     require_a("model", model, nn.Module, "must be a torch.nn.Module")
     if isinstance(names, str):
@@ -147,12 +147,12 @@ def require_parts(
 
 
 def within(name: str, parts: Iterable[str]) -> bool:
-    """Return whether a parameter is one of these parts or lies in one."""
+    """Whether a parameter is one of these parts or lies in one."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
 def _without_statistics(model: nn.Module) -> nn.Module:
-    """Return the same model in which no batch normalisation looks at a batch."""
+    """Return the same model without a batch normalisation that computes statistics of a batch."""
     if isinstance(model, _BatchNorm):
         return FixedNorm(model)
     for layer, norm in _pairs(model):
@@ -166,12 +166,12 @@ def _without_statistics(model: nn.Module) -> nn.Module:
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """Return frozen layers, each with the frozen normalisation that alone takes its output; each is called once."""
+    """Return pairs of a frozen layer and the frozen normalisation that alone uses its output, each called once."""
     if not any(isinstance(part, _BatchNorm) for part in model.modules()):
         return []
     try:
         nodes = list(_Layers().trace(deepcopy(model)).nodes)
-    except Exception as error:  # the model's own code; its norms become layers of their own
+    except Exception as error:  # an error of the model's own code; its normalisations then stay layers of their own
         _LOG.info("normalisations are not folded, the model cannot be read: %s", error)
         return []
     calls = [node for node in nodes if node.op == "call_module"]
@@ -201,7 +201,7 @@ class _Layers(fx.Tracer):
 
 
 def _shared_weights(model: nn.Module) -> bool:
-    """Return whether two layers hold one parameter."""
+    """Whether two layers share a parameter."""
     every = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     return len(every) != len(set(every))
 
@@ -211,7 +211,7 @@ def _frozen(layer: nn.Module) -> bool:
 
 
 def _folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
-    """Return the layer with the normalisation in its weights and bias."""
+    """Return the layer with the normalisation folded into its weights and bias."""
     assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     assert isinstance(norm, _BatchNorm)
     assert norm.running_mean is not None
@@ -240,17 +240,17 @@ def _put(model: nn.Module, name: str, part: nn.Module) -> None:
 
 
 def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
-    """Split a model into what comes before its first trained part, and the rest.
+    """Split a model into the frozen parts before its first trained part, and the rest.
 
     Parameters
     ----------
     model : torch.nn.Sequential
-        Both halves share its parts, under the names that they have.
+        Model; both halves share its parts, under the same names.
 
     Raises
     ------
     FieldError
-        For a model that is no ``nn.Sequential``, or whose first part is trained.
+        For a model that is not an ``nn.Sequential``, or whose first part is trained.
     """
     if not isinstance(model, nn.Sequential):
         accepted = "must be an nn.Sequential: its first parts give the features, the others are trained on them"
@@ -265,27 +265,27 @@ def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def features(model: nn.Module, x: Tensor) -> Tensor:
-    """Compute a frozen model's outputs for each example alone.
+    """Compute the outputs of a frozen model, each example alone.
 
-    Their bits follow that example, the weights and public facts, and nobody else's data (docs/rounding.md). An example
-    on which the model fails has features that are no numbers, and counts as zero in private training.
+    The bits of an output depend on that example, the weights and public facts, and on no other example
+    (docs/rounding.md). An example on which the model fails gets NaN, and counts as zero in private training.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Runs in evaluation mode, without gradients.
+        Model; runs in evaluation mode, without gradients.
     x : Tensor
-        [N, ...].
+        [N, ...], examples.
 
     Returns
     -------
     Tensor
-        [N, ...], on the CPU.
+        [N, ...] features, on the CPU.
 
     Raises
     ------
     FieldError
-        If the model trains anything, or fails on a made-up example of zeros.
+        If the model has trained parameters, or fails on an example of zeros.
 
     Examples
     --------
@@ -322,6 +322,6 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
         for i in range(len(x)):
             try:
                 found[i] = one(x[i : i + 1].clone())
-            except Exception:  # of this example alone; it is told to nobody
+            except Exception:  # an error of this example only, which is reported to nobody
                 _LOG.debug("an example has no features")
     return found

@@ -1,4 +1,4 @@
-"""Gradients of single examples, formed or as products: norms, persons' means and clipped sums, in float64."""
+"""Gradients of single examples, formed or as products, with norms, persons' means and clipped sums in float64."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,20 +9,20 @@ from torch import Tensor, nn
 
 from fedveil.layout import Layout
 
-_SOUND = 1e-10  # how far products of a basis's rows may be from 0 or 1: ten thousand times what rounding leaves
-_LONGEST = 1e100  # squared: beyond float32, and short enough that no product with a square below float64 is a length
-_BLOCK = 1 << 18  # numbers that are held in float64 at once: they should stay in a core's cache
+_SOUND = 1e-10  # tolerated distance of products of a basis's rows from 0 or 1: ten thousand times what rounding causes
+_LONGEST = 1e100  # squared: beyond float32, and so short that no product with a squared length that underflows float64 is a length
+_BLOCK = 1 << 18  # numbers held in float64 at once; they should fit into a core's cache
 
 Named = list[tuple[str, Tensor]]
 
 
 class Formed:
-    """Gradients of some parameters that are formed; row i belongs to example i, as in `Products`.
+    """Gradients of some parameters, formed row by row; row i belongs to example i, as in `Products`.
 
     Parameters
     ----------
     rows : mapping of str to Tensor
-        [B, ...] each, by name in the layout.
+        [B, ...] each, by the parameter's name in the layout.
     """
 
     def __init__(self, rows: Mapping[str, Tensor]) -> None:
@@ -34,25 +34,25 @@ class Formed:
             self.width = max(self.width, flat.shape[1])
 
     def squares(self) -> Tensor:
-        """Return squared norms [B], in float64."""
+        """Return squared norms [B] in float64."""
         squares = [squared_norms(rows) for rows in self._rows.values()]
         return torch.stack(squares).sum(0)
 
     def parts(self) -> list[Tensor]:
-        """Return the float32 tensors [B, ...] that the gradients are made of."""
+        """Return the float32 tensors [B, ...] of the gradients."""
         return list(self._rows.values())
 
     def drop(self, gone: Tensor) -> None:
-        """Make the rows of some examples [B] 0: 0 times infinity is no 0."""
+        """Set the rows of some examples [B] to 0, as 0 times infinity would not be 0."""
         for name, rows in self._rows.items():
             self._rows[name] = without(rows, gone)
 
     def sum(self, scale: Tensor) -> Named:
-        """Sum scale [B] times gradient over the examples, by name in the layout; a block is converted at a time."""
+        """Return the sum of scale [B] times gradient over the examples, by name; blocks are converted one at a time."""
         return [(name, _weighted(rows, scale)) for name, rows in self._rows.items()]
 
     def means(self, weights: Tensor, each: int, rows: slice) -> Named:
-        """Return weighted sums [U, *shape] of every `each` of these rows, by name; `weights` are of them alone."""
+        """Return the weighted sums of every `each` of these rows as [U, *shape], by name; `weights` are of these rows."""
         means: Named = []
         for name, every in self._rows.items():
             own = every[rows].to(torch.float64).view(-1, each, every.shape[1])
@@ -62,18 +62,18 @@ class Formed:
 
 
 class Products:
-    """Gradients of a dense layer: outer products of output gradients and inputs (weight), output gradients (bias).
+    """Gradients of a dense layer: of the weight outer products of output gradients and inputs, of the bias the former.
 
     Parameters
     ----------
     names : mapping of str to str
-        The layout's names of ``weight`` and ``bias``.
+        Names of ``weight`` and ``bias`` in the layout.
     inputs : Tensor
-        [B, in].
+        [B, in], inputs of the layer.
     grads : Tensor
-        [out, B], of the outputs.
+        [out, B], gradients of the outputs.
     lengths : Tensor, optional
-        [B], the squared norms of the inputs, where they are known: then no input is infinite or NaN.
+        [B], squared norms of the inputs if they are known. Then no input is infinite or NaN.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Products:
         self.width = inputs.shape[1]
 
     def squares(self) -> Tensor:
-        """Return squared norms [B]: products of two lengths, infinite where one may have absorbed the other."""
+        """Return squared norms [B] as products of two lengths; infinite if one so long could hide one that underflows."""
         self._wide = self._grads.to(torch.float64)
         own = (self._wide * self._wide).sum(0)
         lengths = self._lengths
@@ -104,13 +104,13 @@ class Products:
         return own.mul_(lengths)
 
     def parts(self) -> list[Tensor]:
-        """Return output gradients, and inputs unless they are the examples themselves."""
+        """Return the output gradients, and the inputs unless these are the examples themselves."""
         if self._inputs_are_finite:
             return [self._grads.T]
         return [self._inputs, self._grads.T]
 
     def drop(self, gone: Tensor) -> None:
-        """Make the rows of some examples [B] 0."""
+        """Set the rows of some examples [B] to 0."""
         if not self._inputs_are_finite and not all_finite(self._inputs):
             self._inputs = without(self._inputs, gone)
         if not all_finite(self._grads):
@@ -118,7 +118,7 @@ class Products:
             self._wide = None
 
     def sum(self, scale: Tensor) -> Named:
-        """Sum scale [B] times gradient: one product a block of rows, converted while they are in the cache."""
+        """Return the sum of scale [B] times gradient, by one product for each block of rows while it is in the cache."""
         grads = self._grads if self._wide is None else self._wide
         scaled = grads * scale
         step = max(1, _BLOCK // self.width)
@@ -126,30 +126,30 @@ class Products:
         weight = scaled[:, :step] @ wide
         for start in range(step, len(self._inputs), step):
             block = self._inputs[start : start + step]
-            converted = wide[: len(block)].copy_(block)  # in memory that is in the cache
+            converted = wide[: len(block)].copy_(block)  # into memory that is already in the cache
             weight.addmm_(scaled[:, start : start + step], converted)
         return self._named(weight, scaled.sum(1))
 
     def means(self, weights: Tensor, each: int, rows: slice) -> Named:
-        """Return weighted sums of every `each` of these rows: one product a unit."""
+        """Return the weighted sum of every `each` of these rows, by one product for each unit."""
         inputs = self._inputs[rows].to(torch.float64).view(-1, each, self.width)
         grads = self._by_unit(self._grads[:, rows] * weights, each)
         weight = torch.bmm(grads.transpose(0, 1), inputs)
         return self._named(weight, grads.sum(2).T)
 
     def cores(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """Return B' R [U, out, each] of output gradients B with weights [B] and the rows R of `Bases`."""
+        """Return B' R [U, out, each]: output gradients B with weights [B], times the rows R of `Bases`."""
         grads = self._by_unit(self._grads * weights, rows.shape[1])
         return torch.bmm(grads.transpose(0, 1), rows)
 
     def spread(self, cores: Tensor, bases: "Bases") -> Named:
-        """Sum the mean gradients that cores stand for: one product of all units."""
+        """Return the sum of the mean gradients that the cores represent, by one product over all units."""
         columns = cores.index_select(0, bases.places).transpose(0, 1).flatten(1)
         both = columns @ bases.basis.flatten(0, 1)
         return self._named(both[:, : self.width], both[:, -1])
 
     def _by_unit(self, grads: Tensor, each: int) -> Tensor:
-        """Return output gradients [out, B] as [out, U, each]."""
+        """Return the output gradients [out, B] as [out, U, each]."""
         return grads.view(len(grads), -1, each)
 
     def _named(self, weight: Tensor, bias: Tensor) -> Named:
@@ -161,27 +161,30 @@ class Products:
 
 @dataclass(frozen=True)
 class Bases:
-    """Factors A = R Q of persons' inputs at a dense head, where each has few; the rows of Q are orthonormal.
+    """Factors A = R Q of each person's inputs A at a dense head; the rows of Q are orthonormal.
 
-    A mean gradient B' A is (B' R) Q, and no longer than M = B' R, which is clipped. Four things hold:
+    It pays if each person has few rows. A mean gradient B' A equals M Q with M = B' R, and is no longer than M; M is
+    clipped. Four things hold:
 
-    - What is added is no longer than what was measured: |M Q| is at most |M| times Q's largest singular
-      value, 1 to within 1e-14. A Gram matrix has no such bound: terms of 1e10 C that cancel can hide a length of 100 C.
-    - Bits: R and Q follow the person's own inputs in their order, and the number of threads. Another number of threads
-      finds them anew. Data that are read at each access are factorised at each step.
-    - One path for all: whether factors are used follows public numbers alone (persons planned, rows each, shape of the
-      layer). Asked of the real persons, one more person turned everybody to other arithmetic (5,462 C).
-    - The sum: one product over all persons' rows has lengths that add up to m r^(1/2) C for m persons of r rows. So
-      rounding is at most m^2 r^(3/2) 2^-53 C, and the allowance for it counts the rows in place of the persons.
+    - Length: |M Q| is at most |M| times Q's largest singular value, which is 1 to within 1e-14. So the added vector is
+      no longer than the measured one. A Gram matrix has no such bound: terms of 1e10 C that cancel can hide a length of
+      100 C.
+    - Bits: R and Q depend on the person's own inputs in their order, and on the number of threads. If the number of
+      threads changes, they are computed again. Data that are read at each access are factorised at each step.
+    - One path for all: public numbers alone decide whether factors are used (planned persons, rows of each, shape of
+      the layer). When the real number of persons decided, one more person changed the arithmetic for everybody (by
+      5,462 C).
+    - Sum: in one product over all persons' rows, lengths add up to at most m r^(1/2) C for m persons of r rows. So
+      rounding is at most m^2 r^(3/2) 2^-53 C, and the allowance for rounding counts rows instead of persons.
 
     Attributes
     ----------
     rows : Tensor
-        R [U, each, each] in float64, at the persons' places in a batch; 0 for dummies.
+        R as [U, each, each] in float64, at the persons' places in a batch; 0 for dummies.
     basis : Tensor
-        Q [m, each, in] of the m persons; with a bias [m, each, in + 1], for its input 1.
+        Q as [m, each, in] of the m persons; with a bias [m, each, in + 1], as its input is 1.
     places : Tensor
-        [m], theirs.
+        [m], places of these persons.
     """
 
     rows: Tensor
@@ -190,17 +193,18 @@ class Bases:
 
     @classmethod
     def of(cls, inputs: Tensor, present: Tensor, bias: bool) -> "Bases":
-        """Factorise inputs [n, each, in] that are present [n, each] and finite.
+        """Factorise those inputs [n, each, in] that are present [n, each] and finite.
 
-        Each person is factorised alone, in memory of her own: kernels round by a matrix's place among others. A person
-        whose basis is not orthonormal (squares of her inputs are beyond float64) counts as zero: her rows are NaN.
+        Each person is factorised alone, in memory of her own, because rounding in kernels depends on a matrix's place
+        among others. A person whose basis is not orthonormal (squares of her inputs exceed float64) counts as zero: her
+        rows are NaN.
         """
         device = inputs.device
         with_one = nn.functional.pad(inputs.to(torch.float64), (0, int(bias)), value=1.0).cpu()
         here = present & inputs.cpu().isfinite().all(2)
         wide = with_one.masked_fill(~here[:, :, None], 0)
         places = torch.arange(len(wide), device=device)
-        if not len(wide):  # a lot of nobody
+        if not len(wide):  # an empty lot
             none = inputs.new_zeros(wide.shape, dtype=torch.float64)
             return cls(none[:, :, : inputs.shape[1]], none, places)
         one = torch.eye(inputs.shape[1], dtype=torch.float64)
@@ -218,7 +222,7 @@ class Bases:
         return cls(all_rows.to(device), all_basis.to(device), places)
 
     def at(self, chosen: Tensor, places: Tensor | None, count: int) -> "Bases":
-        """Return those of some persons, in their order, at places among `count`; see `Units.at`."""
+        """Return the factors of some persons, in their order, at places among `count`; see `Units.at`."""
         taken = torch.arange(len(chosen)) if places is None else places
         where = taken.to(self.places)
         rows = self.rows.new_zeros(count, *self.rows.shape[1:])
@@ -237,9 +241,9 @@ class Gradients:
     Parameters
     ----------
     pieces : sequence of Piece
-        Each parameter is in one.
+        Pieces; each parameter is in exactly one.
     layout : Layout
-        Of the model.
+        Layout of the model.
     """
 
     def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
@@ -248,26 +252,26 @@ class Gradients:
 
     @property
     def squares(self) -> Tensor:
-        """Squared norms [B], in float64."""
+        """Squared norms [B] in float64."""
         total, *others = [piece.squares() for piece in self._pieces]
         for other in others:
             total = total + other
         return total
 
     def parts(self) -> list[Tensor]:
-        """Return everything that the gradients are made of, as tensors [B, ...]."""
+        """Return all tensors [B, ...] of the gradients."""
         parts: list[Tensor] = []
         for piece in self._pieces:
             parts += piece.parts()
         return parts
 
     def drop(self, gone: Tensor) -> None:
-        """Make the rows of some examples [B] 0."""
+        """Set the rows of some examples [B] to 0."""
         for piece in self._pieces:
             piece.drop(gone)
 
     def sum(self, scale: Tensor) -> Tensor:
-        """Sum [d] with factors [B] of float64; rows that are not finite must have been dropped."""
+        """Return the sum [d] with float64 factors [B]; rows that are not finite must have been dropped."""
         pairs: Named = []
         for piece in self._pieces:
             pairs += piece.sum(scale)
@@ -284,10 +288,10 @@ class Gradients:
         Yields
         ------
         list of Tensor
-            [U, size] of float64 each; side by side they are vectors [U, d].
+            [U, size] in float64 each; joined they are vectors [U, d].
         """
         widest = max(piece.width for piece in self._pieces)
-        numbers = max(self._layout.size, each * widest)  # of one unit
+        numbers = max(self._layout.size, each * widest)  # numbers of one unit
         step = max(1, _BLOCK // numbers) * each
         gone = weights == 0
         if gone.any():
@@ -300,7 +304,7 @@ class Gradients:
             yield [named[name].flatten(1) for name in self._layout.names]
 
     def head(self, weights: Tensor) -> Products:
-        """Return the piece of a dense head, which has no other; its rows without a weight [B] are 0."""
+        """Return the piece of a dense head, the only piece; its rows without a weight [B] are 0."""
         [piece] = self._pieces
         assert isinstance(piece, Products)
         piece.drop(weights == 0)
@@ -309,7 +313,7 @@ class Gradients:
 
 GradientsAndLosses = tuple[
     Gradients, Tensor, Tensor
-]  # and losses [B], and which examples [B] have both
+]  # gradients, losses [B], and which examples [B] have both
 
 
 def squared_norms(rows: Tensor) -> Tensor:
@@ -320,20 +324,20 @@ def squared_norms(rows: Tensor) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether no value is infinite or NaN, and their sum is none; integers are finite."""
+    """Whether no value is infinite or NaN, and neither is their sum; integers are finite."""
     if not values.is_floating_point():
         return True
     return math.isfinite(float(values.sum()))
 
 
 def without(rows: Tensor, gone: Tensor) -> Tensor:
-    """Return rows [B, ...] with 0 where `gone` [B] is set, whatever was there."""
+    """Return rows [B, ...] with 0 where `gone` [B] is set, whatever they held."""
     trailing = [1] * (rows.dim() - 1)
     return rows.masked_fill(gone.view(-1, *trailing), 0)
 
 
 def _weighted(rows: Tensor, weights: Tensor) -> Tensor:
-    """Sum weights [B] times rows [B, d] in float64, a block of rows at a time."""
+    """Return the sum of weights [B] times rows [B, d] in float64, one block of rows at a time."""
     step = max(1, _BLOCK // max(1, rows.shape[1]))
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     for start in range(0, len(rows), step):

@@ -1,4 +1,4 @@
-"""Examples as a model takes them: where, of which type, and in which order of memory."""
+"""Conversion of examples to the device, type and memory order that a model takes."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ class Inputs:
     Attributes
     ----------
     like : Tensor
-        The model's first parameter of real numbers: where examples have to be.
+        First floating-point parameter of the model; examples go to its device.
     types : frozenset of torch.dtype
-        Of such parameters: floating-point examples of another type become like the first one.
+        Types of these parameters. Floating-point examples of another type are converted to that of `like`.
     last : bool
-        Whether float32 images on a CPU are stored channels last, see `takes_channels_last`. Everything else is stored
-        row by row, as a ``DataLoader`` gives it.
+        Whether float32 images on a CPU are stored channels last, see `takes_channels_last`. All other examples are
+        stored row by row, as a ``DataLoader`` gives them.
     """
 
     like: Tensor
@@ -31,19 +31,19 @@ class Inputs:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Inputs":
-        """Return what this model takes."""
+        """Return the conversion for this model."""
         real = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
         types = frozenset(parameter.dtype for parameter in real)
         return cls(real[0], types, takes_channels_last(model))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return examples [B, ...] as the model takes them; integers stay integers."""
+        """Return examples [B, ...] in the form that the model takes; integers stay integers."""
         has_other_type = x.is_floating_point() and x.dtype not in self.types
         dtype = self.like.dtype if has_other_type else x.dtype
         return self.stored(x.to(self.like.device, dtype))
 
     def stored(self, value: Tensor) -> Tensor:
-        """Return the same images or kernels, in the order of memory that this model takes."""
+        """Return the same images or kernels in the memory order that this model takes."""
         if self._may_be_channels_last(value):
             return channels_last(value)
         return value.contiguous()
@@ -52,10 +52,10 @@ class Inputs:
         return self.last and value.dtype == torch.float32 and value.device.type == "cpu"
 
     def in_memory_order(self, x: Tensor) -> Tensor:
-        """Return the same values [B, ...] in the one memory order of their shape.
+        """Return the same values [B, ...] in the fixed memory order of their shape.
 
-        Kernels are chosen by strides. A dummy, or a record that is not finite, once left other strides behind and
-        changed the rounding of all other rows (a sum by 13 C).
+        Kernels are chosen by strides. Once a dummy, or a record that is not finite, led to other strides, and the
+        rounding of all other rows changed (a sum by 13 C).
         """
         if x.dim() == 4 and self._may_be_channels_last(x):
             batch, channels, height, width = x.shape
@@ -65,10 +65,10 @@ class Inputs:
 
 
 def takes_channels_last(model: nn.Module) -> bool:
-    """Return whether images may be stored channels last: for FedVeil's own networks, and chains of known layers.
+    """Whether images may be stored channels last; true for FedVeil's own networks and chains of known layers.
 
-    A forward method of somebody's own may depend on strides (``.view``), and so may hooks. PyTorch's GroupNorm ends the
-    process where such a batch comes to it without a gradient: then a trained layer has to come before it.
+    A user's forward method may depend on strides (``.view``), and so may hooks. PyTorch's GroupNorm ends the process if
+    it gets such a batch without a gradient, so a trained layer has to come before it.
     """
     try:
         refuse_hooks(model)
@@ -89,16 +89,16 @@ def takes_channels_last(model: nn.Module) -> bool:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    """Return whether one of FedVeil's packages wrote a module's class."""
+    """Whether the class of a module is from one of FedVeil's packages."""
     package, _, _ = type(module).__module__.partition(".")
     return package in _OURS
 
 
 def channels_last(value: Tensor) -> Tensor:
-    """Store four axes in the order batch, height, width, channel; return others as they are.
+    """Store a tensor of four axes in the order batch, height, width, channel; leave others unchanged.
 
-    With a single channel torch sees no difference between the orders and keeps the other one. A first convolution and
-    its pooling then take 15 times longer (measured at 40x40), so the strides are set outright.
+    With a single channel, torch treats both orders as equal and keeps the old strides. A first convolution and its
+    pooling then take 15 times longer (measured at 40x40), so the strides are set explicitly.
     """
     if value.dim() != 4:
         return value

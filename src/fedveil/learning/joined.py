@@ -1,4 +1,4 @@
-"""One product in place of a sum of products: gradients of weights that are used several times."""
+"""One product in place of a sum of products, for gradients of weights that are used several times."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,28 +13,29 @@ _SWAPPED_AXES = ((1, 2), (2, 1))
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a sum.
+    """Term of a sum.
 
     Attributes
     ----------
     node : Node
-        Its operator.
+        Operator of the term.
     transposed : bool
-        Whether the sum has it transposed.
+        Whether the term is transposed in the sum.
     """
 
     node: Node
     transposed: bool
 
     def is_product(self) -> bool:
-        """Whether the part is a batched matrix product."""
+        """Whether the term is a batched matrix product."""
         return self.node.target is _ATEN.bmm.default
 
 
 def join_products(graph: GraphModule) -> None:
-    """Replace outputs that are sums of products [B, m, t] times [B, t, n] by one product over all of t.
+    """Replace each output that is a sum of products [B, m, t] times [B, t, n] by one product over all t.
 
-    A recurrent layer's gradient has a product a step, each as large as the weights; here they are never formed.
+    A recurrent layer's gradient has one product for each time step, as large as the weights. Joined, these are never
+    formed.
     """
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     outputs = list(end.args[0])
@@ -52,7 +53,7 @@ def join_products(graph: GraphModule) -> None:
 
 
 def _terms(node: Node, transposed: bool) -> Iterator[Term]:
-    """Yield the parts of a sum [B, m, n], down to what is no sum."""
+    """Yield the terms of a sum [B, m, n], down to those that are not sums."""
     arguments = node.all_input_nodes
     same_shape = _has_one_shape([node, *arguments])
     if _swaps_last_axes(node):
@@ -67,7 +68,7 @@ def _terms(node: Node, transposed: bool) -> Iterator[Term]:
 
 
 def _has_one_shape(nodes: Sequence[Node]) -> bool:
-    """Return whether all of these are tensors of the same shape."""
+    """Whether all nodes are tensors of the same shape."""
     if any("val" not in node.meta for node in nodes):
         return False
     shapes = {tuple(node.meta["val"].shape) for node in nodes}
@@ -75,21 +76,21 @@ def _has_one_shape(nodes: Sequence[Node]) -> bool:
 
 
 def _swaps_last_axes(node: Node) -> bool:
-    """Return whether an operator transposes the matrices [B, m, n]."""
+    """Whether an operator transposes the matrices [B, m, n]."""
     if node.target is not _ATEN.transpose.int or node.args[1:] not in _SWAPPED_AXES:
         return False
     return "val" in node.meta and node.meta["val"].dim() == 3
 
 
 def _adds_two_tensors(node: Node) -> bool:
-    """Return whether an operator is a plain sum of two different tensors."""
+    """Whether an operator is a plain sum of two different tensors."""
     if node.target is not _ATEN.add.Tensor or node.kwargs:
         return False
     return len(node.all_input_nodes) == len(node.args) == 2
 
 
 def _joined(graph: Graph, products: list[Term], others: list[Term]) -> Node:
-    """Add the product of all factors side by side, plus what is no product, to a graph."""
+    """Add to a graph the product of all joined factors, plus the terms that are not products."""
 
     def transpose(node: Node) -> Node:
         return graph.call_function(_ATEN.transpose.int, (node, 1, 2))

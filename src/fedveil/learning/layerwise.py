@@ -1,12 +1,12 @@
-"""Gradients of single examples from layers' inputs and output gradients, for models of known layers alone.
+"""Gradients of single examples from layers' inputs and output gradients, for models of known layers only.
 
 One forward and one backward pass to the layers' outputs give each layer's inputs and output gradients. Norms and
 clipped sums follow from them without a second pass (the "book-keeping" of Bu et al. 2023, arXiv 2210.00038). A dense
 layer's gradients are never formed.
 
-Row i of every tensor belongs to example i: every module is of a listed type, or its own method is replaced by what
-`fedveil.learning.recognised` reads in it. A subclass, a hook or a parametrisation may mix rows: a model with one takes
-another rule.
+Row i of every tensor belongs to example i. For this, every module is of a listed type, or its method is replaced by the
+graph that `fedveil.learning.recognised` reads from it. A subclass, a hook or a parametrisation may mix rows, so a model
+with one takes another rule.
 """
 
 from dataclasses import dataclass
@@ -28,33 +28,33 @@ Layers = dict[nn.Module, tuple[LayerRule, dict[str, str]]]
 
 @dataclass(frozen=True)
 class _Call:
-    """A layer's call in a forward pass: its inputs, its outputs, and how often these had been written."""
+    """Layer's call in a forward pass: its inputs, its outputs, and how often these had been written."""
 
     inputs: Tensor
     outputs: Tensor
     version: int
 
     def is_overwritten(self) -> bool:
-        """Return whether something has written the outputs since."""
+        """Whether the outputs were written again since the call."""
         return self.outputs._version != self.version
 
 
 def known_layers(model: nn.Module, layout: Layout, names: dict[int, str]) -> Layers:
-    """Find the layers with shared parameters: each with its rule, and its parameters' names in the layout.
+    """Return the layers with shared parameters, each with its rule and its parameters' names in the layout.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Read only.
+        Model, only read.
     layout : Layout
-        Of the model.
+        Layout of the model.
     names : dict of int to str
-        The model's names of its parameters, by identity.
+        Names of the model's parameters, by identity.
 
     Raises
     ------
     NotIsolated
-        If a shared parameter belongs to something else.
+        If a shared parameter belongs to any other module.
     """
     layers: Layers = {}
     found: list[str] = []
@@ -81,21 +81,21 @@ def known_layers(model: nn.Module, layout: Layout, names: dict[int, str]) -> Lay
 
 
 class ByLayers:
-    """The rule for known layers.
+    """Gradient rule for known layers.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Read only.
+        Model, only read.
     layout : Layout
-        Of the model.
+        Layout of the model.
     loss : str or Labelwise
-        Of an example.
+        Loss of an example.
 
     Raises
     ------
     NotIsolated
-        If the model has a module that is not known.
+        If the model has an unknown module.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, loss: str | Labelwise) -> None:
@@ -110,7 +110,7 @@ class ByLayers:
         self.numbers_an_example = max(1, self._formed_numbers())
 
     def _formed_numbers(self) -> int:
-        """Count the numbers of one example's gradient that are formed: all but dense layers'."""
+        """Count the numbers of one example's gradient that are formed: all but those of dense layers."""
         count = 0
         for layer in self._layers:
             if type(layer) is not nn.Linear:
@@ -118,12 +118,12 @@ class ByLayers:
         return count
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Check with dummies, and with a single one: in a batch, another axis may be as long as the batch.
+        """Check the model on a batch of dummies and on one dummy, as another axis may be as long as the batch.
 
         Raises
         ------
         NotIsolated
-            If a layer does not see one row an example.
+            If a layer does not see one row for each example.
         """
         with torch.no_grad():
             for rows in (x[:1], x):
@@ -152,7 +152,7 @@ class ByLayers:
         return Gradients(pieces, self._layout), losses.detach(), here & usable_labels
 
     def _run(self, x: Tensor) -> tuple[list[_Call], Tensor]:
-        """Return what each layer sees of a batch, and the model's output."""
+        """Return the calls of all layers on a batch, and the output of the model."""
         calls: dict[nn.Module, list[_Call]] = {layer: [] for layer in self._layers}
 
         def listen(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -186,7 +186,7 @@ def _piece(
     inputs: Tensor,
     grads: Tensor,
 ) -> Piece:
-    """Return a layer's gradients of single examples: as products, or formed by its rule."""
+    """Return a layer's gradients of single examples, as products or formed by its rule."""
     if type(layer) is nn.Linear and inputs.dim() == 2:
         return Products(names, inputs, grads.T)
     formed = rule.form(layer, inputs, grads)

@@ -1,4 +1,4 @@
-"""A client's work on a broadcast before its method protects the result: choose, train, score."""
+"""Work of a client on a broadcast, before its method protects the result: choose, train, score."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from fedveil.mechanisms import Source
 
 
 class Trainer(Protocol):
-    """Trains clients from their own starts; see `SequentialTrainer`."""
+    """Trainer of clients, each from its own start; see `SequentialTrainer`."""
 
     def train(
         self,
@@ -29,21 +29,21 @@ class Trainer(Protocol):
         clients: Sequence[ClientData],
         keys: Sequence[Key],
     ) -> list[Trained | Exception]:
-        """Train each client; an exception takes the place of a failed one."""
+        """Train each client; a failed client has an exception in its place."""
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Result of one client's training, for its method; all of it is private.
+    """Result of one client's training, input to its method; all of it is private.
 
     Attributes
     ----------
     trained : Trained
-        Model, number of examples, loss.
+        Trained model, number of examples, and loss.
     chosen : int
-        The hypothesis it started from.
+        Index of the hypothesis from which training started.
     layer_scores : dict of str to float, optional
-        S_l of the start on the client's sensitive region, where the method needs it.
+        Score S_l of each layer of the start on the client's sensitive region, if the method needs it.
     """
 
     trained: Trained
@@ -58,16 +58,16 @@ class Task:
     Attributes
     ----------
     models : Tensor
-        [k, d], the broadcast.
+        [k, d], broadcast models.
     clients, keys : sequence
         n clients with their keys (seed, round, partition).
     needs : frozenset of str
         ``layer_scores``, ``noisy_steps``, or nothing.
     sources : sequence of Source
-        One a client, for ``noisy_steps``: the randomness of the noise inside training.
+        Randomness of the noise inside training (``noisy_steps``), one source for each client.
     then : callable, optional
-        Called with a client's key and its result when its training ends, if clients are trained one by one. It returns
-        what takes the result's place. It keeps nothing of the model: the next client is trained in the same memory.
+        Called with a client's key and result when its training ends, if clients are trained one by one. Its return
+        value replaces the result. It must keep nothing of the model, as the next client is trained in the same memory.
     """
 
     models: Tensor
@@ -79,27 +79,27 @@ class Task:
 
 
 class Learner:
-    """A model with a trainer and its options; the same under every engine.
+    """Model with a trainer and its options; the same under every engine.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The architecture; its parameter values do not matter.
+        Architecture; its parameter values do not matter.
     layout : Layout
-        Of the model.
+        Layout of the model.
     local : LocalTraining
-        What a client does.
+        Options of a client's training.
     region : Region, optional
-        The privacy-sensitive pixels of every image, for methods that need layer scores; a client whose data carry
-        masks is scored on those.
+        Privacy-sensitive pixels of every image, for methods that need layer scores. A client whose data have masks is
+        scored on these instead.
     scoring : Scoring, optional
-        How it is scored.
+        Options of layer scores.
     unmarked : mapping of int to str, optional
-        By partition, a client's own choice in place of `Scoring.unmarked`.
+        Choices of clients, by partition, in place of `Scoring.unmarked`.
     trainer : Trainer, optional
-        By default the one that `make_trainer` chooses.
+        Trainer; by default chosen by `make_trainer`.
     device : str
-        Where to train.
+        Device for training.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class Learner:
 
     @property
     def private_trainer(self) -> PrivateTrainer | None:
-        """The trainer, if it adds noise itself."""
+        """Trainer, if it adds noise itself; else None."""
         return self.trainer if isinstance(self.trainer, PrivateTrainer) else None
 
     def learn(
@@ -152,12 +152,12 @@ class Learner:
         needs: frozenset[str] = frozenset(),
         sources: Sequence[Source] = (),
     ) -> list[Learned | Exception]:
-        """Let clients choose a hypothesis, train it, and score layers if their method needs it.
+        """Let each client choose a hypothesis, train it, and score layers if its method needs scores.
 
         Parameters
         ----------
         models : Tensor
-            [k, d], the broadcast.
+            [k, d], broadcast models.
         clients, keys : sequence
             n clients with their keys (seed, round, partition).
         needs, sources
@@ -166,14 +166,14 @@ class Learner:
         Returns
         -------
         list of Learned or Exception
-            In the order of the clients.
+            Results in the order of the clients; an exception for a client that failed.
         """
         task = Task(models, clients, keys, needs, sources)
         [learned] = self.learn_together([task])
         return learned
 
     def learn_together(self, tasks: Sequence[Task]) -> list[list[Learned | Exception]]:
-        """Train the clients of several federations in one call of the trainer; each task as by `learn`."""
+        """Train the clients of several federations in one call of the trainer; each task gives the same as in `learn`."""
         prepared = [self._prepare(task) for task in tasks]
         work = _Work()
         for task, ready in zip(tasks, prepared, strict=True):
@@ -205,7 +205,7 @@ class Learner:
         return self.trainer.train(starts, work.clients, work.keys)
 
     def _prepare(self, task: Task) -> "list[_Prepared | Exception]":
-        """Return each client's hypothesis, and its layers' scores where the method needs them."""
+        """Return each client's hypothesis, with layer scores if the method needs them."""
         chosen = choose_each(self.model, self.layout, task.models, task.clients, self.local.loss)
         needed = "layer_scores" in task.needs
         prepared: list[_Prepared | Exception] = []
@@ -219,31 +219,31 @@ class Learner:
                     self.scorer.of_client(task.models[choice], client, key) if is_scored else None
                 )
                 prepared.append(_Prepared(choice, scores))
-            except Exception as error:  # a client's failure is that client's alone
+            except Exception as error:  # a client's failure must not end the others
                 prepared.append(error)
         return prepared
 
     @property
     def scorer(self) -> LayerScorer:
-        """Scores layers as the clients' methods need it."""
+        """Scorer of layers for the clients' methods."""
         return LayerScorer(
             self.model, self.layout, self.local.loss, self.region, self.scoring, self.unmarked
         )
 
     def public_scores(self, models: Tensor, public: ClientData) -> Tensor:
-        """Score the layers [n, L] of received models on public data: a ServerFact."""
+        """Return the layer scores [n, L] of received models on public data, as a ServerFact."""
         return self.scorer.of_models(models, public)
 
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """A client's hypothesis, and its layers' scores where the method needs them."""
+    """Client's hypothesis, with layer scores if the method needs them."""
 
     chosen: int
     scores: dict[str, float] | None
 
     def learned(self, outcome: Trained | Exception) -> Learned | Exception:
-        """Return what the method is given after training."""
+        """Return the input of the method after training."""
         if isinstance(outcome, Exception):
             return outcome
         return Learned(outcome, self.chosen, self.scores)
@@ -251,7 +251,7 @@ class _Prepared:
 
 @dataclass(eq=False)
 class _Work:
-    """Clients that are trained together, of one task after another."""
+    """Clients that are trained together, task by task."""
 
     starts: list[Tensor] = field(default_factory=list)
     clients: list[ClientData] = field(default_factory=list)
@@ -260,7 +260,7 @@ class _Work:
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Return [n, d]; without a copy where all clients start from the same model."""
+    """Return rows as [n, d], without a copy if all clients start from the same model."""
     first = rows[0]
     if all(row.data_ptr() == first.data_ptr() for row in rows):
         return first.expand(len(rows), -1)

@@ -20,45 +20,44 @@ class LocalTraining(Parameters):
     Parameters
     ----------
     epochs : int
-        Passes over the client's examples.
+        Number of passes over the client's examples.
     batch_size : int
-        Examples a step; the last batch of an epoch may be shorter and is kept.
+        Examples in a step; the last batch of an epoch may be shorter and is kept.
     lr : float or callable
-        Learning rate, or a function of the round from 1: ``lambda r: 0.1 if r < 10 else 0.01``. In TOML a number,
-        which `decay`, `decay_every` and `cosine_rounds` change from round to round.
+        Learning rate, or a function of the round (from 1): ``lambda r: 0.1 if r < 10 else 0.01``. In TOML it is a
+        number; `decay`, `decay_every` and `cosine_rounds` change it from round to round.
     optimizer : {"sgd", "adam", "adamw"}
-        Its state is fresh in every round.
+        Optimiser; its state starts anew in every round.
     weight_decay : float
-        Of AdamW.
+        Weight decay of AdamW.
     momentum : float
-        Of SGD, at least 0 and below 1.
+        Momentum of SGD, at least 0 and below 1.
     prox : float
-        The mu of FedProx: every step adds mu (w - start) to the gradient. 0 is FedAvg.
+        Mu of FedProx: every step adds mu (w - start) to the gradient. 0 is FedAvg.
     slack : float
-        The distance from the start within which that term is silent: BLUR of Cheng et al. 2022 (arXiv 2203.03106).
+        Distance from the start within which FedProx's term is off: BLUR of Cheng et al. 2022 (arXiv 2203.03106).
     keep : float
-        Share of the update's coordinates that are kept, the longest ones; the others become 0 (LUS, the same paper).
+        Share of the update's coordinates that are kept, the largest ones; the others become 0 (LUS, the same paper).
     decay : float
-        By which the learning rate is multiplied after every `decay_every` rounds.
+        Factor that multiplies the learning rate after every `decay_every` rounds.
     decay_every : int
-        Rounds; 1 is an exponential decay, more are steps.
+        Number of rounds between decays; 1 gives exponential decay, more give steps.
     cosine_rounds : int
-        Above 0 the learning rate falls along half a cosine over so many rounds, and stays where the last one has it.
+        If above 0, the learning rate falls along half a cosine over this many rounds, and then stays at its last value.
     schedule : {"constant", "cosine"}
-        Of the rate within a round. "cosine" lets it rise over the first tenth of the steps and then fall to 0 along
-        half a cosine: an optimiser that begins anew takes no long first step.
+        Schedule of the rate within a round. "cosine": the rate rises over the first tenth of the steps, then falls to 0
+        along half a cosine. So an optimiser with a fresh state takes no long first step.
     loss : {"cross_entropy", "mse", "rmse", "l1", "huber", "poisson", "bce", "hazards", "dice", "soft_dice"}
         Mean over the batch; rmse is the root of the batch's mean squared error. Or one of yours: a function
         ``loss(outputs, y)`` that returns the batch's mean, a name under which `fedveil.learning.LOSSES` has registered
-        one, or ``"package.module:function"``. Options stand behind a name:
-        ``"cross_entropy(weight=[1, 3], label_smoothing=0.1)"``, ``"bce(pos_weight=[2.0])"``, ``"huber(delta=0.5)"``. At
-        record and person level all of these but "rmse", a loss of PyTorch's with ``reduction="mean"``, or
-        `fedveil.learning.example_loss` of one of yours; weights of classes are declared, and public. The figure
-        ``loss`` is this one.
+        one, or ``"package.module:function"``. Options follow a name: ``"cross_entropy(weight=[1, 3],
+        label_smoothing=0.1)"``, ``"bce(pos_weight=[2.0])"``, ``"huber(delta=0.5)"``. Record and person level allow all
+        of these names but "rmse", a PyTorch loss with ``reduction="mean"``, or `fedveil.learning.example_loss` of your
+        own. Class weights are declared and public. The metric ``loss`` is this loss.
     class_weights : sequence of float
-        Weight of each class at record and person level. An example's *clipped* gradient is multiplied by its weight
-        over the largest one, so the promise stays as it is; the clip would undo weights inside the loss. A person's
-        mean is weighed so, and multiplied by the mean of the weights. Declared, and public.
+        Weight of each class at record and person level, declared and public. An example's *clipped* gradient is
+        multiplied by its weight over the largest weight, so the promise stays the same. The clip would undo weights
+        inside the loss. A person's mean is weighted in this way, and multiplied by the mean of the weights.
 
     Raises
     ------
@@ -88,7 +87,7 @@ class LocalTraining(Parameters):
     class_weights: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run."""
+        """Refuse options that cannot be run."""
         super().__post_init__()
         if not callable(self.lr):
             require_positive("lr", self.lr)
@@ -124,7 +123,7 @@ class LocalTraining(Parameters):
             )
 
     def rate(self, round_: int = 1, step: int = 0, steps: int = 1) -> float:
-        """Return the learning rate of step `step` from 0, of so many in the round `round_` from 1."""
+        """Return the learning rate of step `step` (from 0) of `steps`, in round `round_` (from 1)."""
         rate = (
             require_non_negative(f"lr({round_})", self.lr(round_)) if callable(self.lr) else self.lr
         )
@@ -141,7 +140,7 @@ class LocalTraining(Parameters):
 
     @property
     def unusual(self) -> str:
-        """The first key that only the sequential trainer follows, or ""; a rate that is no number counts."""
+        """First option that only the sequential trainer supports, or ""; a rate that is not a number is such an option."""
         usual = {
             "slack": 0.0,
             "keep": 1.0,
@@ -162,19 +161,19 @@ class Trained:
     Attributes
     ----------
     model : Tensor
-        [d], the client's parameters after training, on the CPU.
+        [d], parameters of the client after training, on the CPU.
     examples : int
-        Examples trained on.
+        Number of training examples.
     loss : float
         Mean training loss over the last epoch, as seen while training (0 for a client without examples).
     noised : NoisySteps, optional
-        The noise inside `model`, where the trainer added some.
+        Noise inside `model`, if the trainer added some.
     failure : Exception, optional
-        Why `model` holds noise alone; for the client's own log.
+        Error because of which `model` is only noise; for the client's own log.
     buffers : mapping of str to Tensor, optional
-        The running statistics and counters that training left, where the layout keeps such with each client.
+        Running statistics and counters after training, if the layout keeps them with each client.
     total : Tensor, optional
-        [d] int64, the sum of clipped contributions on a grid, where it is what training gives; `model` is the start.
+        [d] int64, sum of clipped contributions on a grid, if training returns such a sum. `model` is then the start.
     """
 
     model: Tensor

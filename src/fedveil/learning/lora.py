@@ -1,7 +1,7 @@
-"""Low-rank adapters on a frozen model, and the merged model back.
+"""Low-rank adapters on a frozen model, and merging them back into its weights.
 
-Source: Hu et al. 2021 (arXiv 2106.09685). A layer's weights W stay as they are; W + (alpha / rank) B A is used, with B
-and A of the given rank. Only A and B are trained, clipped and noised: the base, the rank, the targets and the start of
+Source: Hu et al. 2021 (arXiv 2106.09685). A layer's weights W are frozen; the layer uses W + (alpha / rank) B A, with B
+and A of the given rank. Only A and B are trained, clipped and noised. The base, the rank, the targets and the start of
 A are public.
 """
 
@@ -16,22 +16,22 @@ from fedveil.errors import FieldError, nearest, require_count, require_positive
 from fedveil.learning.frozen import freeze, require_parts
 from fedveil.mechanisms.source import keyed_seed
 
-_SHOWN = 20  # names of layers in a refusal
+_SHOWN = 20  # names of layers shown in a refusal
 
 
 class LowRank(nn.Module):
-    """A frozen layer and the product of two narrow ones beside it.
+    """Frozen layer plus the product of two narrow layers.
 
     Parameters
     ----------
     base : Linear or Conv2d
-        Stays as it is.
+        Layer that stays frozen.
     rank : int
         Width of the narrow layers.
     scale : float
-        By which their product is multiplied.
+        Factor of the product.
     generator : torch.Generator
-        Draws A; B begins at 0, so that the model begins as the base.
+        Generator that draws A; B begins at 0, so the model begins equal to the base.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class LowRank(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights of the merged layer, for modules that read a layer's weights instead of calling it."""
+        """Weights of the merged layer, for modules that read a layer's weights instead of calling it."""
         base = self.base.weight
         product = self.up.weight.flatten(1) @ self.down.weight.flatten(1)
         return base + product.view(base.shape) * self.scale
 
     @property
     def bias(self) -> Tensor | None:
-        """The base's bias."""
+        """Bias of the base."""
         return self.base.bias
 
     def merged(self) -> nn.Module:
-        """Return a layer of the base's kind with the adapter in its weights."""
+        """Return a layer of the base's kind with the adapter merged into its weights."""
         old = self.base.weight
         with torch.no_grad():
             up = self.up.weight.double().flatten(1)
@@ -110,35 +110,36 @@ def lora(
     alpha: float | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Make a frozen copy of a model with low-rank adapters on some layers.
+    """Return a frozen copy of a model with low-rank adapters on some layers.
 
-    Frozen batch normalisation is folded or kept as a constant, see `freeze`. `merged` gives the model without adapters.
+    Frozen batch normalisation is folded or kept as a constant, see `freeze`. `merged` returns the model without
+    adapters.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Is left as it is.
+        Model, unchanged.
     rank : int
-        At least 1, and below the layers' own ranks.
+        Rank of the adapters: at least 1, and below the layers' own ranks.
     targets : sequence of str
-        Dense layers, and convolutions of images without groups: by whole names, or their ends (``"query"`` takes
+        Dense layers, and convolutions of images without groups, by whole names or ends of names (``"query"`` matches
         ``encoder.0.attention.query``).
     train : sequence of str
-        Parts that are trained whole beside the adapters: ``("head",)``.
+        Parts that are trained whole, in addition to the adapters: ``("head",)``.
     alpha : float, optional
-        The product is multiplied by alpha / rank; `rank` by default.
+        Numerator of the factor alpha / rank of the product; `rank` by default.
     seed : int
-        Public, of the adapters' start; no noise is drawn from it.
+        Public seed of the adapters' start; no noise is drawn from it.
 
     Returns
     -------
     torch.nn.Module
-        Its trainable parameters are the adapters' and those of `train`.
+        Model whose trainable parameters are those of the adapters and of `train`.
 
     Raises
     ------
     FieldError
-        If a target names no layer, with the names that there are, or one that has no such adapter.
+        If a target names no layer (the text lists the names), or a layer that cannot have an adapter.
 
     Examples
     --------
@@ -163,12 +164,12 @@ def lora(
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """Copy a model with every adapter in its layer's weights: the architecture that `lora` was given, frozen.
+    """Copy a model with every adapter merged into its layer's weights: the architecture given to `lora`, frozen.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Of `lora`, with the parameters that training left; one without adapters is copied.
+        Model from `lora` with trained parameters; a model without adapters is copied.
     """
     copy = deepcopy(model)
     if isinstance(copy, LowRank):
@@ -180,7 +181,7 @@ def merged(model: nn.Module) -> nn.Module:
 
 
 def _targeted(model: nn.Module, targets: Iterable[str]) -> list[str]:
-    """Return the names of the layers that the targets mean, in the model's order."""
+    """Return the names of the layers that match the targets, in the model's order."""
     if isinstance(targets, str):
         raise FieldError(
             "targets", targets, f"is one text: write the names in a list, [{targets!r}]"
@@ -210,14 +211,14 @@ def _targeted(model: nn.Module, targets: Iterable[str]) -> list[str]:
 
 
 def _shown(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     shown = ", ".join(names[:_SHOWN])
     more = len(names) - _SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _require_adaptable(model: nn.Module, name: str, rank: int) -> None:
-    """Refuse a layer without such an adapter, and a rank that spares nothing."""
+    """Refuse a layer that cannot have an adapter, and a rank that saves no parameters."""
     layer = model.get_submodule(name)
     parent, _, _ = name.rpartition(".")
     kind = type(layer).__name__
@@ -251,6 +252,6 @@ def _require_adaptable(model: nn.Module, name: str, rank: int) -> None:
 
 
 def _set(model: nn.Module, name: str, part: nn.Module) -> None:
-    """Put a part under its name."""
+    """Replace the part with this name."""
     parent, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(parent), leaf, part)

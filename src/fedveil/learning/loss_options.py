@@ -1,4 +1,4 @@
-"""Losses by name with options: ``"cross_entropy(weight=[1, 3], label_smoothing=0.1)"``, as a configuration has them."""
+"""Losses by name with options, as in a configuration: ``"cross_entropy(weight=[1, 3], label_smoothing=0.1)"``."""
 
 import ast
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from fedveil.learning.torch_losses import Paired
 
 
 def _weights(field: str, value: Any) -> Tensor:
-    """Return weights of classes, or of one."""
+    """Return weights of classes, or a single weight."""
     numbers = value if isinstance(value, list | tuple) else [value]
     if not numbers or not all(_is_number(one) for one in numbers):
         raise FieldError(
@@ -53,14 +53,15 @@ _KINDS: Mapping[str, tuple[type[nn.Module], Mapping[str, _Check]]] = {
 
 
 def with_options(text: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Make a loss from its name and options, of which nothing is run.
+    """Make a loss from a text with its name and options; nothing in the text is run.
 
-    Weights of classes are public; at record level they multiply an example's loss, and are not divided out in a batch.
+    Class weights are public. At record level they multiply an example's loss, and the mean of a batch is not divided by
+    them.
 
     Raises
     ------
     FieldError
-        Naming the option.
+        For an unknown or invalid option, which the text names.
     """
     try:
         call = ast.parse(text.strip(), mode="eval").body

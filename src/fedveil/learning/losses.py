@@ -1,4 +1,4 @@
-"""Losses by name, labels checked by row for them, and the outputs of a model for one flat vector."""
+"""Losses by name, checks of labels row by row, and the outputs of a model for one flat vector."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,16 +36,16 @@ MIXES_PEOPLE = (
     "clipping bounds what one of them moves; for survival use 'hazards' (discrete time, each person alone)"
 )
 
-RMSE_FLOOR = 1e-12  # under the root, so that its derivative exists where the error is 0
+RMSE_FLOOR = 1e-12  # added under the root, so that the derivative exists at error 0
 
 
 def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the cross-entropy of logits [B, classes, ...] and int64 classes [B, ...]: the mean, or ("none") a label's.
+    """Return the cross-entropy of logits [B, classes, ...] and int64 classes [B, ...]: mean, or ("none") by label.
 
     Raises
     ------
     FieldError
-        If a class is none of the model's.
+        If a label is not a class of the model.
     """
     try:
         return F.cross_entropy(output, y, reduction=reduction)
@@ -58,14 +58,14 @@ def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the squared error: the mean, or ("none") that of each number; an output [B, 1] fits targets [B].
+    """Return the squared error: the mean, or ("none") of each number; an output [B, 1] fits targets [B].
 
-    Against classes [B] it is that of outputs [B, classes] to 1 for the class and 0 for the others.
+    For classes [B], outputs [B, classes] are compared with 1 for the class and 0 for the others.
 
     Raises
     ------
     FieldError
-        If the shapes differ: broadcast, the outputs of one example would be compared with the targets of others.
+        If the shapes differ, because broadcasting would compare an example's outputs with other examples' targets.
     """
     if of_classes(output.shape, y, 1):
         y = F.one_hot(y, output.shape[1])
@@ -76,27 +76,27 @@ def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def of_classes(outputs: Sequence[int], y: Tensor, axes: int) -> bool:
-    """Return whether targets of so many axes are classes of outputs of the shape [..., classes], one of several."""
+    """Whether targets with so many axes are class numbers for outputs of shape [..., classes]."""
     if y.is_floating_point():
         return False
     return y.dim() == axes == len(outputs) - 1 and outputs[-1] > 1
 
 
 def rmse(output: Tensor, y: Tensor) -> Tensor:
-    """Return the root of the batch's mean squared error (plus 1e-12); no mean of losses of single examples."""
+    """Return the root of the batch's mean squared error plus 1e-12; it is not a mean of single examples' losses."""
     return (mse(output, y) + RMSE_FLOOR).sqrt()
 
 
 def dice(output: Tensor, y: Tensor) -> Tensor:
-    """Return cross-entropy plus `soft_dice`, for a class a pixel of which some are rare."""
+    """Return cross-entropy plus `soft_dice`, for a class in each pixel if some classes are rare."""
     return soft_dice(output, y) + cross_entropy(output, y)
 
 
 def soft_dice(output: Tensor, y: Tensor) -> Tensor:
-    """Return the soft Dice loss of the classes above 0, for a class a pixel; a weak detector answers to it, too.
+    """Return the soft Dice loss of the classes above 0, for one class in each pixel; even a weak detector learns from it.
 
-    Logits [B, classes, H, W], classes [B, H, W]. Of each image and class 1 - (2 sum p t + 1) / (sum p + sum t + 1) with
-    the softmax p and the truth t (Milletari et al. 2016, arXiv 1606.04797, with sums instead of sums of squares).
+    Logits are [B, classes, H, W], classes [B, H, W]. An image and class has 1 - (2 sum p t + 1) / (sum p + sum t + 1),
+    with the softmax p and the truth t (Milletari et al. 2016, arXiv 1606.04797, with sums instead of sums of squares).
     """
     if output.dim() < 3:
         raise FieldError(
@@ -148,7 +148,7 @@ LABELWISE: dict[str, LossFunction] = {
 
 
 def loss_of(loss: str | LossFunction) -> LossFunction:
-    """Return the function itself, or the one of that name: of `LOSSES`, or a ``"package.module:function"`` of yours."""
+    """Return a loss function: `loss` itself, the one of that name in `LOSSES`, or your ``"package.module:function"``."""
     if callable(loss):
         return loss
     require_a(
@@ -171,12 +171,13 @@ def base_name(loss: object) -> str:
 
 
 def losses_of(loss: str | LossFunction) -> LossFunction:
-    """Return the loss of every single label [B, ...], of which the loss asked for is the mean.
+    """Return the function that gives the loss of every label [B, ...]; the requested loss is its mean.
 
     Raises
     ------
     FieldError
-        For a loss that is not known to be a mean over examples: what looks at single examples cannot be used with it.
+        For a loss that is not known to be a mean over examples, as methods that need single examples' losses cannot use
+        it.
     """
     loss_of(loss)
     known = single(loss)
@@ -184,12 +185,12 @@ def losses_of(loss: str | LossFunction) -> LossFunction:
 
 
 def single(loss: str | LossFunction) -> str | Labelwise:
-    """Return a loss that is the mean over examples: a name of `LABELWISE`, or one of PyTorch's as one loss a label.
+    """Return a loss that is a mean over examples: a name of `LABELWISE`, or a PyTorch loss by label.
 
     Raises
     ------
     FieldError
-        For any other.
+        For any other loss.
     """
     if isinstance(loss, Labelwise):
         return loss
@@ -209,7 +210,7 @@ def single(loss: str | LossFunction) -> str | Labelwise:
 
 
 def _why_not(loss: LossFunction) -> str:
-    """Say why a loss has no gradients of single examples that could be clipped."""
+    """Return the reason why a loss has no gradients of single examples that could be clipped."""
     kind = type(loss).__name__
     name = str(getattr(loss, "__name__", kind))
     if "cox" in name.lower():
@@ -230,25 +231,25 @@ def usable(
     outputs: Sequence[int],
     loss: str | Labelwise,
 ) -> tuple[Tensor, Tensor]:
-    """Return targets without numbers of no class, and which examples had none.
+    """Replace labels that are not classes, and return which examples have only valid labels.
 
-    A label that raises would raise for the whole batch.
+    An invalid label would raise an error for the whole batch.
 
     Parameters
     ----------
     y : Tensor
-        [B, ...].
+        [B, ...], targets.
     outputs : sequence of int
         Shape of the model's outputs [B, ...].
     loss : {"cross_entropy", "mse"} or Labelwise
-        What they are for.
+        Loss that gets the targets.
 
     Returns
     -------
     y : Tensor
-        [B, ...], with 0 for the targets of the others.
+        [B, ...], with 0 for the targets of examples that are not good.
     good : Tensor
-        [B] of bool.
+        [B], bool: which examples have only valid labels.
     """
     good = torch.ones(len(y), dtype=torch.bool, device=y.device)
     if loss == "mse" and not of_classes(outputs, y, 1):
@@ -273,7 +274,7 @@ def masked(
     outputs: Sequence[int],
     loss: str | Labelwise,
 ) -> tuple[Tensor, LossFunction]:
-    """Return targets as numbers, and the mean loss of a batch of them: an index taken from a label may raise."""
+    """Return targets as numbers, and their mean loss over a batch that indexes by no label, as an index may raise."""
     if isinstance(loss, Labelwise) and (y.is_floating_point() or not loss.has_mask):
         return y, loss.of_batch
     if loss == "mse":
@@ -292,23 +293,23 @@ def masked(
 
 
 def _entropy_of_mask(output: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean cross-entropy of a batch, of classes as a mask [B, classes, ...]."""
+    """Return the mean cross-entropy of a batch whose classes are given as a mask [B, classes, ...]."""
     return mean_of_mask(output.log_softmax(1), mask)
 
 
 def outputs_of(answer: Any) -> Tensor:
-    """Return the outputs [B, ...] in a module's answer: every trainer, measure and attack sees these.
+    """Return the outputs [B, ...] in a module's answer, as all trainers, metrics and attacks use them.
 
     Parameters
     ----------
     answer : Tensor, object, mapping or sequence
-        An object with ``.logits`` (as of Hugging Face's models), a mapping with "logits" or "out" (as of torchvision's
-        segmentation models), or a tuple whose first part counts (as of ``nn.GRU`` and ``nn.LSTM``).
+        Outputs themselves, an object with ``.logits`` (Hugging Face's models), a mapping with "logits" or "out"
+        (torchvision's segmentation models), or a tuple whose first part is used (``nn.GRU``, ``nn.LSTM``).
 
     Raises
     ------
     FieldError
-        If there are none.
+        If the answer holds no outputs.
     """
     if isinstance(answer, Tensor):
         return answer
@@ -325,7 +326,7 @@ def outputs_of(answer: Any) -> Tensor:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[nn.Module]:
-    """Put a module into evaluation mode, and every part of it back into its own mode and state afterwards."""
+    """Put a module into evaluation mode, and restore the mode and state of every part afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     state = OwnState(module)
     module.eval()
@@ -346,27 +347,27 @@ def predict(
     batch: int = 512,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Compute a module's outputs under other parameters; the module itself stays as it is.
+    """Compute a module's outputs under other parameters; the module itself is unchanged.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Runs in evaluation mode, on the device of its parameters, without gradients.
+        Module; runs in evaluation mode, on the device of its parameters, without gradients.
     layout : Layout
-        Of the module.
+        Layout of the module.
     vector : Tensor
-        [d], the parameters.
+        [d], parameters.
     x : Tensor
-        [N, ...] with N at least 1.
+        [N, ...], examples, with N at least 1.
     batch : int
-        Examples at once.
+        Number of examples computed at once.
     buffers : mapping of str to Tensor, optional
-        In the place of the module's own.
+        Buffers in place of the module's own.
 
     Returns
     -------
     Tensor
-        [N, ...], on the CPU.
+        [N, ...], outputs, on the CPU.
     """
     inputs = Inputs.of(module)
     device = inputs.like.device
@@ -378,7 +379,9 @@ def predict(
     outputs: list[Tensor] = []
     with evaluating(module), torch.no_grad():
         for start in range(0, len(x), batch):
-            rows = inputs(x[start : start + batch].clone())  # the model may write into them
+            rows = inputs(
+                x[start : start + batch].clone()
+            )  # a copy, as the model may write into it
             answer = torch.func.functional_call(module, state, (rows,))
             outputs.append(outputs_of(answer).cpu())
     return torch.cat(outputs)

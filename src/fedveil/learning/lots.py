@@ -1,4 +1,4 @@
-"""The lots of private steps: whose contributions are clipped, and where their rows stand in a batch."""
+"""Lots of private steps: the units whose contributions are clipped, and the places of their rows in a batch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,20 +21,20 @@ from fedveil.mechanisms.source import keyed_seed
 from fedveil.methods.facts import NoisySteps
 
 _LOG = logger(__name__)
-UNCLIPPED = 1e30  # a clip that cuts no gradient
+UNCLIPPED = 1e30  # a clip so large that it cuts no gradient
 KEPT = 1 << 26  # numbers of factors that are kept from round to round
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The rows of a client's units: as many for each, so that nobody's images move another's.
+    """Rows of a client's units, the same number for each unit, so that nobody's images shift another's.
 
     Attributes
     ----------
     rows : Tensor
-        [n, each] int64: a unit's examples, in their order; 0 where there is none.
+        [n, each] int64: a unit's examples, in order; 0 for an empty place.
     present : Tensor
-        [n, each] bool: where there is one.
+        [n, each] bool: whether the place holds an example.
     """
 
     rows: Tensor
@@ -46,19 +46,19 @@ class Units:
 
     @property
     def each(self) -> int:
-        """Rows of a unit."""
+        """Number of rows of a unit."""
         return self.rows.shape[1]
 
     @classmethod
     def of(cls, client: ClientData, images: int) -> "Units":
-        """Return single examples where `images` is 0; else persons, with the first so many images of each.
+        """Return single examples if `images` is 0; else persons, with at most `images` of each, her first ones.
 
-        What is left out of a person follows her own images alone.
+        Which of a person's images are left out depends only on her own images.
 
         Raises
         ------
         FieldError
-            If persons are asked for and the client does not say whose its examples are.
+            If persons are requested, and the client's data do not name the person of each example.
         """
         if not images:
             rows = torch.arange(client.examples)[:, None]
@@ -91,16 +91,16 @@ class Units:
         places: Tensor | None,
         count: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return rows and presence, [count * each], of chosen units at their places; dummies elsewhere.
+        """Return rows and presence, [count * each], with chosen units at their places and dummies elsewhere.
 
         Parameters
         ----------
         chosen : Tensor
-            Units [m].
+            [m], chosen units.
         places : Tensor or None
-            [m], different numbers below `count`; None: one after another.
+            [m], different places below `count`; None: in order.
         count : int
-            Places in all.
+            Number of places.
         """
         where = torch.arange(len(chosen)) if places is None else places
         rows = torch.zeros(count, self.each, dtype=torch.int64)
@@ -111,23 +111,23 @@ class Units:
 
 
 class Lots:
-    """The lots of a trainer's clients, and their clipped sums.
+    """Lots of a trainer's clients, and their clipped sums.
 
     Parameters
     ----------
     noisy : NoisySteps
-        What a lot is.
+        Sampling and size of lots.
     sums : PerExample
-        Sums of its clipped gradients.
+        Sums of clipped gradients over a lot.
     inputs : Inputs
-        How the model takes examples.
+        Conversion of examples for the model.
     generator : torch.Generator
-        What reading an example anew draws comes from its stream.
+        Source of the random draws that reading an example again makes.
 
     Attributes
     ----------
     whole : mapping of ClientData to dict
-        A client's full batch, as it was put together; of one client at a time.
+        Full batch of a client as it was assembled, for one client at a time.
     """
 
     def __init__(
@@ -147,7 +147,9 @@ class Lots:
         self._bases: WeakKeyDictionary[ClientData, Bases] = WeakKeyDictionary()
         self._blanked: WeakKeyDictionary[ClientData, ClientData] = WeakKeyDictionary()
         self._versions: WeakKeyDictionary[ClientData, tuple[int, ...]] = WeakKeyDictionary()
-        self._threads = torch.get_num_threads()  # under which bases were worked out
+        self._threads = (
+            torch.get_num_threads()
+        )  # number of threads for which the bases were computed
 
     def units_of(self, client: ClientData) -> Units:
         """Return the units of a client."""
@@ -157,7 +159,7 @@ class Lots:
         return self._units[client]
 
     def _forget_what_was_edited(self, client: ClientData) -> None:
-        """Drop what is known of a client whose tensors were written since: a norm of before clips nothing now."""
+        """Forget what is known of a client whose tensors were written since; an old norm would clip wrongly."""
         versions = tuple(
             _version(part) for part in (client.x, client.y, client.person, client.masks)
         )
@@ -174,11 +176,11 @@ class Lots:
         chosen: Tensor,
         source: Source,
     ) -> tuple[Tensor, Tensor]:
-        """Return the clipped sum of a lot of units and its losses: no place in the batch follows who else is in it.
+        """Return the clipped sum and losses of a lot; a unit's place in the batch does not depend on other units.
 
-        A full batch of a public number of examples has them in their order. A full batch of persons has an order that
-        is drawn when it is put together: their own is that of their first images. Otherwise they are spread over a
-        public number of places at random, with dummies between them; a lot that is too large counts as zero.
+        A full batch of a public number of examples keeps their order. A full batch of persons has a random order, drawn
+        when it is assembled, as their own order would follow their first images. Otherwise units are spread at random
+        over a public number of places, with dummies between them; a lot that is too large counts as zero.
         """
         noisy = self._noisy
         units = self.units_of(client)
@@ -202,14 +204,14 @@ class Lots:
         )
 
     def blanked_sum(self, client: ClientData) -> Tensor:
-        """Return the sum [d] of the gradients of all blanked examples (persons' means), which nothing clips or noises.
+        """Return the sum [d] of the gradients of all blanked examples (or persons' means), without clip and noise.
 
-        It is over all units, whatever a step's lot, and reads nothing that is marked (`fedveil.learning.regions`).
+        It is over all units, whatever the lot of a step, and depends on no marked content (`fedveil.learning.regions`).
 
         Raises
         ------
         FieldError
-            If the model has no finite gradients of blanked examples. Both are public.
+            If the model has no finite gradients of blanked examples. Model and blanked examples are public.
         """
         noisy = self._noisy
         own = self.blanked_of(client)
@@ -220,14 +222,14 @@ class Lots:
             total, _ = self._sums.clipped_sum(
                 x, y, UNCLIPPED, present.to(x.device), each=units.each
             )
-        except Exception as error:  # the model and its loss are the user's
+        except Exception as error:  # model and loss are the user's code
             raise unusable_blank(noisy.blank, str(error)) from error
         if not all_finite(total):
             raise unusable_blank(noisy.blank, "gradients are not finite")
         return total
 
     def blanked_of(self, client: ClientData) -> ClientData:
-        """Return a client's blanked examples, which are kept."""
+        """Return a client's blanked examples, made once."""
         self._forget_what_was_edited(client)
         if client not in self._blanked:
             warn_of_followed_content(client)
@@ -240,7 +242,7 @@ class Lots:
         chosen: Tensor,
         source: Source,
     ) -> dict[str, Any]:
-        """Return a client's full batch, put together once."""
+        """Return a client's full batch, assembled once."""
         if client not in self.whole:
             self.whole.clear()
             order = source.uniform(len(chosen)).argsort() if self._noisy.images else None
@@ -254,9 +256,10 @@ class Lots:
         places: Tensor | None,
         count: int,
     ) -> dict[str, Any]:
-        """Return what `PerExample.clipped_sum` takes of a lot.
+        """Return the arguments of `PerExample.clipped_sum` for a lot.
 
-        Examples and labels are [count * each, ...] with 0 where there is none; norms and factors are what is known.
+        Examples and labels are [count * each, ...], with 0 in empty places; norms and factors are given if they are
+        known.
         """
         units = self.units_of(client)
         rows, present = units.at(chosen, places, count)
@@ -273,7 +276,7 @@ class Lots:
             other = batch_of(self.blanked_of(client), rows, self._inputs)
         if (
             self._sums.reads_examples and not is_read_anew
-        ):  # another reading may have another length
+        ):  # reading an example again may give another length
             batch["lengths"] = self._lengths_of(client).index_select(0, rows).to(device)
         gone = (~here).nonzero()[:, 0]
         if len(gone):
@@ -284,13 +287,11 @@ class Lots:
             return batch | {"blanked": other}
         most = (
             len(units) if self._noisy.public_size else self._noisy.most
-        )  # one person more must change nobody's path
+        )  # one more person must not change the path of computation for others
         takes_bases = self._sums.reads_examples and not self._noisy.grid
         if not takes_bases or not self._sums.takes_bases(most, units.each):
             return batch
-        if (
-            is_read_anew
-        ):  # whether examples fit into memory is private: bases all the same, worked out each time
+        if is_read_anew:  # whether examples fit into memory is private, so bases are used all the same, and computed each time
             bases = self._bases_anew(x, here, places, len(chosen), units.each)
             chosen = torch.arange(len(chosen))
         else:
@@ -304,9 +305,10 @@ class Lots:
         rows: Tensor,
         present: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Read a batch of examples one by one: transforms raise, and draw.
+        """Read a batch of examples one by one, as transforms may raise errors and draw random numbers.
 
-        What raises is taken out of `present`. Draws follow an example's place, whoever else is read.
+        An example that raises is removed from `present`. Random draws depend on an example's place, not on other
+        examples.
         """
         x = torch.zeros((len(rows), *client.x.shape[1:]), dtype=client.x.dtype)
         seed = int(torch.randint(1 << 62, (), generator=self._generator))
@@ -320,7 +322,7 @@ class Lots:
         return self._inputs(x), client.y[rows].to(self._inputs.like.device)
 
     def _lengths_of(self, client: ClientData) -> Tensor:
-        """Return the squared norms [N] of a client's examples, from one look at them."""
+        """Return the squared norms [N] of a client's examples, computed once."""
         if client not in self._lengths:
             lengths: list[Tensor] = []
             for rows in torch.split(torch.arange(client.examples), 1 << 12):
@@ -337,7 +339,7 @@ class Lots:
         units: int,
         each: int,
     ) -> Bases:
-        """Return the factors of the inputs of so many persons that were read at their places."""
+        """Return the factors of the persons' inputs that were read at their places."""
         where = torch.arange(units) if places is None else places
         where = where.to(x.device)
         inputs = x.reshape(-1, each, *x.shape[1:])[where]
@@ -345,16 +347,16 @@ class Lots:
         return self._sums.bases(inputs.flatten(0, 1), present)
 
     def _bases_of(self, client: ClientData, most: int) -> Bases:
-        """Return the factors of its persons' inputs, kept until the number of threads changes, which rounds them.
+        """Return the factors of a client's inputs by person, kept until the number of threads (and so rounding) changes.
 
-        Which are kept then decides about time alone: a silo without persons has none, and that is private.
+        What is kept changes only the time. A silo without persons keeps none, and the number of persons is private.
         """
         units = self.units_of(client)
         if self._threads != torch.get_num_threads():
             self._bases.clear()
             self._threads = torch.get_num_threads()
         if client not in self._bases:
-            numbers = most * units.each * client.x.shape[1:].numel()  # of one client
+            numbers = most * units.each * client.x.shape[1:].numel()  # numbers of one client
             if len(self._bases) * numbers > KEPT:
                 self._bases.clear()
             rows, present = units.at(torch.arange(len(units)), None, len(units))
@@ -364,7 +366,7 @@ class Lots:
 
 
 def _version(part: Any) -> int:
-    """Return how often a tensor was written in place; 0 of what does not count it."""
+    """Return how often a tensor was written in place; 0 for a tensor that does not count it."""
     if not isinstance(part, Tensor) or part.is_inference():
         return 0
     return part._version

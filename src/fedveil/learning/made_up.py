@@ -1,4 +1,4 @@
-"""Made-up examples of a declared shape: what fails on them is refused before the first message."""
+"""Made-up examples of a declared shape: failures on them are refused before the first message."""
 
 from collections.abc import Iterator
 
@@ -7,25 +7,24 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, kind_of
 
-Example = tuple[
-    Tensor, Tensor
-]  # x and y [N, ...] of which the shapes and types are used, and not the values
+Example = tuple[Tensor, Tensor]  # x and y [N, ...], used only for their shapes and types
 
 
 def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches of so many made-up examples like x [N, ...], each with another batch of the same shape.
+    """Yield pairs of different batches of made-up examples, shaped like x [N, ...].
 
     Parameters
     ----------
     x : Tensor
-        Whose shape and type are used.
+        Examples whose shape and type are used.
     rows : int
-        Examples of a batch.
+        Number of examples in a batch.
 
     Yields
     ------
     tuple of Tensor
-        Numbers in [0, 1], then zeros, then ones, against others; whole numbers that most embeddings have.
+        Numbers in [0, 1], then zeros, then ones, each with a different batch. Whole numbers stay in a range that most
+        embeddings have.
     """
     shape = (rows, *x.shape[1:])
     zeros = torch.zeros(shape, dtype=x.dtype)
@@ -42,7 +41,7 @@ def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def labels(y: Tensor, rows: int, classes: int = 1) -> Tensor:
-    """Make so many labels like y [N, ...]: the first classes in turn, or targets in [0, 1]."""
+    """Return made-up labels like y [N, ...]: the first classes in turn, or targets in [0, 1]."""
     shape = (rows, *y.shape[1:])
     if not y.is_floating_point():
         trailing = [1] * (y.dim() - 1)

@@ -1,12 +1,12 @@
-"""Figures of a model by name; each is computed for many groups of examples (clients) at once.
+"""Metrics of a model by name; each is computed for many groups of examples (clients) at once.
 
-A metric is a function of `Answers` under a name; registering another one is a decorator::
+A metric is a function of `Answers` with a name; a decorator registers another one::
 
     @metric(task="values")
     def mae(answers: Answers) -> NDArray[np.float64]:
         return answers.mean(np.abs(answers.outputs - answers.labels))
 
-The unit that is counted is a label: one an example, or one a pixel where a model names a class a pixel.
+Metrics count labels: one for each example, or one for each pixel if a model predicts a class for each pixel.
 """
 
 import math
@@ -37,13 +37,13 @@ DISCRETE: tuple[TaskKind, ...] = ("classes", "labels")
 
 @metric(task=None)
 def loss(answers: Answers) -> Floats:
-    """The loss that was asked for; without one cross-entropy (nats), or squared error. Infinite if it is no number."""
+    """Requested loss; by default cross-entropy (nats) or squared error. Infinite if it is NaN."""
     asked = answers.mean(answers.losses) if answers.asked is None else answers.asked
     return np.where(answers.counts > 0, _infinite_for_nan(asked), np.nan)
 
 
 def _infinite_for_nan(values: Floats) -> Floats:
-    """Replace NaN by infinity: a model that diverged is as bad as can be."""
+    """Replace NaN by infinity, as a diverged model is the worst possible."""
     return np.nan_to_num(values, nan=np.inf, posinf=np.inf)
 
 
@@ -56,7 +56,7 @@ def rmse(answers: Answers) -> Floats:
 
 @metric(task=DISCRETE)
 def accuracy(answers: Answers) -> Floats:
-    """Fraction of right classes; where several may hold, of right answers to whether one does."""
+    """Fraction of right classes; if several labels may hold, fraction of right yes-or-no answers."""
     right = answers.predicted == answers.labels
     if answers.task == "labels":
         right = right.mean(1)
@@ -65,33 +65,33 @@ def accuracy(answers: Answers) -> Floats:
 
 @metric(task="labels")
 def exact_match(answers: Answers) -> Floats:
-    """Fraction of examples all of whose labels are right."""
+    """Fraction of examples whose labels are all right."""
     return answers.mean((answers.predicted == answers.labels).all(1))
 
 
 @metric(task="labels")
 def hamming(answers: Answers) -> Floats:
-    """Fraction of wrong answers to whether a label holds: 1 less accuracy."""
+    """Fraction of wrong yes-or-no answers about labels: 1 less accuracy."""
     return 1 - accuracy(answers)
 
 
 @metric()
 def balanced_accuracy(answers: Answers) -> Floats:
-    """Mean over the classes among the labels of the fraction that is found."""
+    """Mean over the classes that occur of the fraction of each that is found."""
     right, wanted, _ = answers.table
     return answers.macro(quotients(right, wanted), wanted > 0)
 
 
 @metric(task=DISCRETE)
 def precision(answers: Answers) -> Floats:
-    """Macro precision over the classes among labels or predictions; 0 for one that is never predicted."""
+    """Macro precision over the classes among labels or predictions; 0 for a class that is never predicted."""
     right, wanted, given = answers.table
     return answers.macro(right / np.maximum(given, 1), wanted + given > 0)
 
 
 @metric(task=DISCRETE)
 def recall(answers: Answers) -> Floats:
-    """Macro recall over the classes among labels or predictions; 0 for one that is no label."""
+    """Macro recall over the classes among labels or predictions; 0 for a class that is no label."""
     right, wanted, given = answers.table
     return answers.macro(right / np.maximum(wanted, 1), wanted + given > 0)
 
@@ -112,7 +112,7 @@ def iou(answers: Answers) -> Floats:
 
 @metric()
 def sensitivity(answers: Answers) -> Floats:
-    """Fraction of positives that are found: of class 1 of two; of several, the mean of each against the rest."""
+    """Fraction of positives that are found: class 1 of two; with more classes, the mean of each against the rest."""
     right, wanted, _ = answers.table
     rates = quotients(right, wanted)
     if rates.shape[1] == 2:
@@ -122,7 +122,7 @@ def sensitivity(answers: Answers) -> Floats:
 
 @metric()
 def specificity(answers: Answers) -> Floats:
-    """Fraction of negatives that are named so: of class 1 of two; of several, the mean of each against the rest."""
+    """Fraction of negatives that are recognised: class 0 of two; with more classes, the mean of each against the rest."""
     right, wanted, given = answers.table
     negatives = answers.counts[:, None] - wanted
     false_positives = given - right
@@ -156,19 +156,19 @@ def positive_iou(answers: Answers) -> Floats:
 
 @metric()
 def image_iou(answers: Answers) -> Floats:
-    """Mean over images of the intersection over union of class 1 of two, where it is true or named at all."""
+    """Mean over images of class 1's intersection over union, over images in which it is true or predicted."""
     return answers.of_images(positive_iou)
 
 
 @metric()
 def image_precision(answers: Answers) -> Floats:
-    """Mean over images of the precision of class 1 of two, where it is true or named at all; 0 where only true."""
+    """Mean over images of class 1's precision, over images in which it is true or predicted; 0 if it is only true."""
     return answers.of_images(positive_precision)
 
 
 @metric()
 def image_sensitivity(answers: Answers) -> Floats:
-    """Mean over images of the share of class 1 of two that is found, where it is true."""
+    """Mean over images of the share of class 1 that is found, over images in which it is true."""
     return answers.of_images(_positive_recall)
 
 
@@ -179,13 +179,13 @@ def _positive_recall(answers: Answers) -> Floats:
 
 @metric()
 def image_f1(answers: Answers) -> Floats:
-    """Mean over images of the F1 of class 1 of two, where it is true or named at all."""
+    """Mean over images of class 1's F1, over images in which it is true or predicted."""
     return answers.of_images(positive_f1)
 
 
 @metric(task=DISCRETE)
 def micro_auc(answers: Answers) -> Floats:
-    """Area under the ROC curve of all pairs of an example and a class, pooled; high where one class is rare."""
+    """Area under the ROC curve of all pairs of example and class, pooled; it is high if one class is rare."""
     scores = answers.probabilities
     classes = answers.outputs.shape[1]
     truth = answers.labels
@@ -199,10 +199,10 @@ def micro_auc(answers: Answers) -> Floats:
 
 @metric(task=DISCRETE)
 def auc(answers: Answers) -> Floats:
-    """Area under the ROC curve of class 1 of two; of several, the mean of each against the rest that is there."""
+    """Area under the ROC curve of class 1 of two; with more classes, the mean of each that occurs against the rest."""
     classes = answers.outputs.shape[1]
     several_hold = answers.task == "labels"
-    first = 0 if classes > 2 or several_hold else 1  # of two classes, one area says all
+    first = 0 if classes > 2 or several_hold else 1  # with two classes one area is enough
     by_class: list[Floats] = []
     for c in range(first, classes):
         truth = answers.labels[:, c] if several_hold else answers.labels == c
@@ -219,14 +219,14 @@ def task_of(
     loss: Loss | None = None,
     outputs: Sequence[int] | None = None,
 ) -> TaskKind:
-    """Say what labels are to a loss; "other" where outputs and labels have not the shapes to be compared one by one.
+    """Return the kind of task; "other" if outputs and labels have shapes that cannot be compared one by one.
 
     Parameters
     ----------
     y : Tensor
-        [N, ...].
+        [N, ...], labels.
     loss : str or callable, optional
-        As in `LocalTraining`. Without one, whole numbers are classes and others values.
+        Loss as in `LocalTraining`. Without one, whole numbers are classes, and other numbers values.
     outputs : sequence of int, optional
         Shape of the model's outputs, [N, ...].
     """
@@ -236,7 +236,7 @@ def task_of(
     if meaning in ("classes", "soft classes"):
         return "classes"
     if math.prod(outputs[1:]) != math.prod(y.shape[1:]):
-        return "other"  # a mean and a spread for each target, quantiles, several tasks
+        return "other"  # such as a mean and a spread for each target, quantiles, or several tasks
     if meaning == "values":
         return "values"
     has_channels = len(outputs) in (2, 4, 5)
@@ -246,7 +246,7 @@ def task_of(
 def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]:
     """Return the metrics to compute: the given ones, or the task's usual ones.
 
-    Where several labels may hold, ``auc[2]`` is that of label 2 alone, and ``auc[each]`` that of every one.
+    If several labels may hold, ``auc[2]`` is the metric for label 2 only, ``auc[each]`` for every label.
 
     Raises
     ------
@@ -271,7 +271,7 @@ def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]
 
 
 def _require_of_label(name: str, base: str, task: TaskKind) -> None:
-    """Refuse the figure of one label where not several may hold, or where it is none of a classification."""
+    """Refuse a metric of one label if several labels cannot hold, or if the metric is not for classifications."""
     of_classification = base != "loss" and "classes" in METRICS[base].tasks
     if task != "labels" or not of_classification:
         accepted = (
@@ -281,7 +281,7 @@ def _require_of_label(name: str, base: str, task: TaskKind) -> None:
 
 
 def _of_label(name: str) -> tuple[str, str]:
-    """Split a figure's name from its label: ``auc[2]`` is "auc", "2"; the label is empty where it is of all."""
+    """Split a metric's name from its label: ``auc[2]`` gives "auc", "2"; the label is empty for all labels together."""
     found = re.fullmatch(r"(\w+)\[(\d+|each)\]", name)
     if found is None:
         return name, ""
@@ -289,7 +289,7 @@ def _of_label(name: str) -> tuple[str, str]:
 
 
 def _each_label(names: Sequence[str], labels: int) -> tuple[str, ...]:
-    """Return the names with ``[each]`` written out for so many labels."""
+    """Return the names with ``[each]`` replaced by each of the labels."""
     every: list[str] = []
     for name in names:
         base, label = _of_label(name)
@@ -305,7 +305,7 @@ def _each_label(names: Sequence[str], labels: int) -> tuple[str, ...]:
 
 
 def _column(name: str, answers: Answers) -> Floats:
-    """Return a figure of each group."""
+    """Return a metric of each group."""
     base, label = _of_label(name)
     if label:
         answers = answers.of_label(int(label))
@@ -318,18 +318,18 @@ def metrics(
     names: Sequence[str] | None = None,
     loss: Loss | None = None,
 ) -> Figures:
-    """Measure a model's outputs.
+    """Compute the metrics of a model's outputs.
 
     Parameters
     ----------
     outputs : Tensor
-        Logits [N, C, ...], or values of a regression; what the loss takes.
+        Logits [N, C, ...] or values of a regression, as the loss takes them.
     y : Tensor
-        [N, ...]; its type and the loss decide the task.
+        [N, ...], labels; their type and the loss determine the task.
     names : sequence of str, optional
-        Of `METRICS`; by default the task's usual ones.
+        Names in `METRICS`; by default the task's usual ones.
     loss : str or callable, optional
-        The one that was asked for, as in `LocalTraining`. By default cross-entropy of classes, squared error of values.
+        Requested loss, as in `LocalTraining`. By default cross-entropy for classes, squared error for values.
     """
     return metrics_of_groups(outputs, y, [len(y)], names, loss)[1]
 
@@ -341,21 +341,21 @@ def metrics_of_groups(
     names: Sequence[str] | None = None,
     loss: Loss | None = None,
 ) -> tuple[list[Figures], Figures]:
-    """Measure consecutive groups of examples, such as clients, and all examples together.
+    """Compute the metrics of consecutive groups of examples, such as clients, and of all examples together.
 
     Parameters
     ----------
     outputs, y, names, loss
         See `metrics`.
     sizes : sequence of int
-        Examples of each group, in order; their sum is N. A group without examples has only ``examples: 0``.
+        Number of examples of each group, in order; the sum is N. A group without examples has only ``examples: 0``.
 
     Returns
     -------
     list of dict
-        One a group: ``examples``, and each figure that exists.
+        Metrics of each group: ``examples``, and each metric that exists.
     dict
-        Of all examples, each of which counts the same.
+        Metrics of all examples, each with the same weight.
     """
     if not len(y):
         return [{"examples": 0} for _ in sizes], {"examples": 0}
@@ -379,26 +379,26 @@ def metrics_of_groups(
 
 
 def _is_function(loss: Loss | None) -> bool:
-    """Return whether a loss says its mean alone, and not what each label adds."""
+    """Whether a loss is a function that returns only a mean, without the loss of each label."""
     if loss is None:
         return False
     return not (isinstance(loss, str) and loss in LABELWISE)
 
 
 def _has_numbers_of_no_class(answers: Answers) -> bool:
-    """Return whether labels are numbers beyond the classes, such as those of a triplet loss."""
+    """Whether labels are numbers beyond the classes, such as those of a triplet loss."""
     if answers.task != "classes" or not len(answers.labels):
         return False
     return bool(answers.labels.max() >= answers.outputs.shape[1])
 
 
 def answers_to(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Answers | None:
-    """Return answers of one group beside the truth, without void labels.
+    """Return the answers of one group with the truth, without void labels.
 
     Returns
     -------
     Answers, optional
-        None where there is no label, or outputs and labels cannot be compared.
+        None if there is no label, or outputs and labels cannot be compared.
     """
     task = task_of(y, loss, outputs.shape)
     if task == "other" or not len(y):
@@ -412,7 +412,7 @@ def _figures(
     sizes: Sequence[int],
     chosen: Sequence[str],
 ) -> list[Figures]:
-    """Return the figures of each group; those of a group without examples are left out of `answers`."""
+    """Return the metrics of each group; `answers` hold no group without examples."""
     columns = [np.asarray(_column(name, answers), np.float64) for name in chosen]
     figures: list[Figures] = []
     row = 0
@@ -435,7 +435,7 @@ def _asked(
     void: Tensor,
     sizes: Sequence[int],
 ) -> Floats:
-    """Return the loss of each group, as its function says; NaN where all labels are void, or it cannot be had."""
+    """Return the loss of each group by its function; NaN if all labels are void or the function fails."""
     lengths = list(sizes)
     parts = zip(
         torch.split(outputs, lengths),
@@ -450,7 +450,7 @@ def _asked(
             suppress(Exception),
             torch.no_grad(),
             torch.random.fork_rng(devices=[]),
-        ):  # the loss is the user's
+        ):  # the loss is the user's code
             if not own_void.all():
                 value = float(loss_of(loss)(own, labels))
         values.append(value)
@@ -464,7 +464,7 @@ def _answers(
     sizes: Sequence[int],
     loss: Loss | None,
 ) -> tuple[Answers, Tensor]:
-    """Return answers beside the truth, a row a label, without void ones; and which labels are void."""
+    """Return answers with the truth, one row for each label that is not void, and which labels are void."""
     meaning = output_meaning(loss, outputs.shape, y)
     void = void_labels(loss, y, outputs.shape)
     if task == "other":
@@ -506,7 +506,7 @@ def _rows_of_labels(
     outputs: Tensor,
     y: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs and labels, a row a label, as `Answers` has them."""
+    """Return outputs and labels in the form of `Answers`, one row for each label."""
     if task == "other":
         return torch.zeros(len(y), 1), torch.zeros(len(y), dtype=torch.int64)
     if task == "values":
@@ -525,11 +525,11 @@ def _rows_of_labels(
 
 
 def _by_label(values: Tensor) -> Tensor:
-    """Return [N, C, ...] as [M, C], a row a label."""
+    """Return [N, C, ...] as [M, C], one row for each label."""
     return values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
 def _finite(answers: Answers) -> NDArray[np.bool_]:
-    """Return which groups have finite logits alone."""
+    """Return which groups have only finite logits."""
     odd = np.asarray(~np.isfinite(answers.outputs).all(axis=1))
     return np.equal(answers.mean(odd), 0.0)

@@ -1,4 +1,4 @@
-"""Small models by name, initialised from a seed alone."""
+"""Small models by name, initialised from a seed only."""
 
 import inspect
 from collections import OrderedDict
@@ -21,7 +21,7 @@ from fedveil.registry import Registry
 
 Parts = list[tuple[str, nn.Module]]
 
-MOST_PARAMETERS = 1_000_000_000  # of a model of the registry
+MOST_PARAMETERS = 1_000_000_000  # most parameters of a model of the registry
 _GIVEN = "Parameters named input_shape and outputs are given; others are keys of [model], or have defaults"
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -42,8 +42,8 @@ def logistic(
 ) -> nn.Module:
     """Build one dense layer on the flattened input (multinomial logistic or linear regression).
 
-    ``inputs = "centred"`` subtracts one half from inputs declared to lie within 0 and 1; ``"standardised"`` takes each
-    example minus its own mean, over its own deviation. Both help where there is noise, and cost no privacy.
+    ``inputs = "centred"`` subtracts one half from inputs that are declared to lie within 0 and 1. ``"standardised"``
+    subtracts each example's own mean, and divides by its own deviation. Both help under noise, and cost no privacy.
     """
     dense = nn.Linear(prod(input_shape), outputs, bias=bias)
     return _stack([("flatten", nn.Flatten()), *_scaled(inputs), ("dense", dense)])
@@ -79,7 +79,7 @@ def small_cnn(
 ) -> nn.Module:
     """Build convolutions 3x3 with average pooling for small images (8x8, 28x28), then two dense layers.
 
-    All activations but ``"relu"`` are twice differentiable, which gradient inversion and layer scores want.
+    Gradient inversion and layer scores work best with a twice differentiable activation: any but ``"relu"``.
     """
     make = ACTIVATIONS[require_choice("activation", activation, ACTIVATIONS)]
     before, height, width = image_shape(input_shape, 1 << len(channels))
@@ -107,9 +107,9 @@ def lenet(
     channels: int = 12,
     activation: str = "sigmoid",
 ) -> nn.Module:
-    """Build three convolutions 5x5, the first two of stride 2, and one dense layer, as gradient inversion attacks it.
+    """Build the usual target of gradient inversion: three 5x5 convolutions, the first two of stride 2, and a dense layer.
 
-    Source: Zhu, Liu and Han 2019 (arXiv 1906.08935), section 4; weights start as PyTorch's.
+    Source: Zhu, Liu and Han 2019 (arXiv 1906.08935), section 4; weights start as in PyTorch.
     """
     make = ACTIVATIONS[require_choice("activation", activation, ACTIVATIONS)]
     before, height, width = image_shape(input_shape, 4)
@@ -135,9 +135,10 @@ def alzheimer_cnn(
 ) -> nn.Module:
     """Build the CNN of the metric-privacy paper for an image of at least 18x18 (6,517,476 parameters at 1x128x128).
 
-    Convolutions 3x3 ("valid", our assumption: the paper prints no kernel size) of 32, 64 and 128 channels, dense
-    layers of 64, 32 and the outputs. Pooling comes before ReLU: the two commute, and it is a quarter of the work.
-    Weights start as in Keras (Glorot uniform, biases 0), which learns faster here than ``init="torch"``.
+    It has 3x3 convolutions of 32, 64 and 128 channels, then dense layers of 64, 32 and the outputs. The paper prints no
+    kernel size; 3x3 without padding ("valid") is our assumption. Pooling comes before ReLU: the two commute, and ReLU
+    then has a quarter of the work. Weights start as in Keras (Glorot uniform, biases 0); the model then learns faster
+    than with ``init="torch"``.
     """
     require_choice("init", init, ("glorot", "torch"))
     channels, height, width = image_shape(input_shape, 18)
@@ -208,22 +209,22 @@ def build_model(
     Parameters
     ----------
     name : str
-        A key of ``MODELS``, or ``"package.module:Net"``, imported from the Python path or the working directory. It is
-        called with `input_shape` and `outputs` if it has such parameters, and with the options.
+        Key of ``MODELS``, or ``"package.module:Net"``, imported from the Python path or the working directory. Net is
+        called with the options, and with `input_shape` and `outputs` if it has such parameters.
     input_shape : sequence of int
         Shape of one example, without the batch axis, e.g. ``(1, 28, 28)``.
     outputs : int
-        Classes, or targets of a regression.
+        Number of classes, or of targets of a regression.
     seed : int
-        Decides the weights: the same seed gives the same bits. The global random state is left as it was.
+        Seed of the weights; the same seed gives the same bits. The global random state is unchanged.
     **options
         Options of the model, and those of `fedveil.learning.tuning.tuned`: weights, train, lora, rank, ... With
-        ``cached=True`` the answer is what is trained on features; `input_shape` stays that of an example.
+        ``cached=True`` the result is the part that is trained on features; `input_shape` is still that of an example.
 
     Returns
     -------
     torch.nn.Module
-        Float32, in training mode.
+        Model in float32, in training mode.
 
     Raises
     ------
@@ -248,7 +249,7 @@ def halves(
     seed: int,
     **options: Any,
 ) -> tuple[nn.Module | None, nn.Module]:
-    """Build a model in two parts: one that computes features once, if it is ``cached``, and one that is trained.
+    """Build a model in two parts: a ``cached`` part that computes features once (or None), and the trained part.
 
     Parameters
     ----------
@@ -270,7 +271,7 @@ def halves(
 
 
 def tuning_of(name: str) -> tuple[str, ...]:
-    """Return the keys of `tuned` that a model takes: those that its own factory does not have."""
+    """Return the options of `tuned` that a model takes: those that its own factory does not have."""
     own = inspect.signature(MODELS.find(name)).parameters
     _, *keys = inspect.signature(tuned).parameters
     return tuple(key for key in keys if key not in own)
@@ -278,7 +279,7 @@ def tuning_of(name: str) -> tuple[str, ...]:
 
 @contextmanager
 def _of_model() -> Iterator[None]:
-    """Name the keys in a refusal as the options of a model are named."""
+    """Name the options in a refusal as options of a model."""
     try:
         yield
     except FieldError as error:
@@ -296,7 +297,7 @@ def _built(
     outputs: int,
     seed: int,
 ) -> nn.Module:
-    """Build the model as its factory makes it."""
+    """Build the model by its factory."""
     parameters = inspect.signature(factory).parameters
     accepted = [key for key in parameters if key not in ("input_shape", "outputs")]
     for option in options:
@@ -336,11 +337,11 @@ def _require_memory(
     given: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Count the parameters before any is there, and refuse what no machine here trains."""
+    """Count the parameters before memory is taken for them, and refuse a model too large for any machine."""
     try:
         with torch.device("meta"):
             size = sum(p.numel() for p in factory(**given).parameters())
-    except Exception as error:  # what the factory refuses it will refuse again; some cannot be built without memory
+    except Exception as error:  # an error of the factory comes again when it is called; some models cannot be built without memory
         size = MOST_PARAMETERS + 1 if "overflow" in str(error).lower() else 0
     if size > MOST_PARAMETERS:
         field = max(options, key=lambda option: _largest(options[option]), default="name")
@@ -351,7 +352,7 @@ def _require_memory(
 
 
 def _largest(value: Any) -> float:
-    """Return the largest number in an option, 0 where there is none."""
+    """Return the largest number in an option; 0 without numbers."""
     every = value if isinstance(value, list | tuple) else [value]
     numbers = [float(one) for one in every if isinstance(one, int | float)]
     return max(numbers, default=0.0)
@@ -369,16 +370,16 @@ def initial_models(
     Parameters
     ----------
     factory : str or callable
-        A model name (then `options` are those of :func:`build_model`), or a function of a seed.
+        Name of a model (then `options` are those of :func:`build_model`), or a function of a seed.
     k : int
         Number of hypotheses. The first is ``factory(seed)`` itself, so one hypothesis is an ordinary initial model.
     seed : int
-        Seed of the first; the others are derived from it.
+        Seed of the first hypothesis; those of the others are derived from it.
 
     Returns
     -------
     Tensor
-        [k, d].
+        [k, d], parameters of the hypotheses.
     """
     vectors: list[Tensor] = []
     for j in range(require_count("k", k)):
@@ -392,7 +393,7 @@ def initial_models(
 
 
 def _scaled(inputs: str) -> Parts:
-    """A first layer that scales inputs, unless they are taken as given."""
+    """Return a first layer that scales inputs; nothing if inputs are taken unscaled."""
     scaling: Any = require_choice("inputs", inputs, SCALINGS)
     return [] if scaling == "given" else [("scaled", ScaledInputs(scaling))]
 
@@ -402,7 +403,7 @@ def _stack(parts: Parts) -> nn.Sequential:
 
 
 def image_shape(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
-    """Return channels, height and width of an image of at least `least` x `least` pixels; refuse any other input."""
+    """Return channels, height and width of an image of at least `least` x `least` pixels; refuse other inputs."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise FieldError(
             "input_shape",

@@ -1,4 +1,4 @@
-"""The noised steps of one client in one round: lots, their clipped sums, and the noise on each."""
+"""Noised steps of one client in one round: lots, their clipped sums, and the noise on each."""
 
 import torch
 from torch import Tensor
@@ -16,20 +16,20 @@ _LOG = logger(__name__)
 
 
 class NoisyRound:
-    """Draw one client's lots, and sum and noise their gradients, one step after the other.
+    """Noised steps of one client: draws each lot, sums its clipped gradients and adds noise.
 
     Parameters
     ----------
     noisy : NoisySteps
         Steps, sampling, clipping and noise.
     lots : Lots
-        Clips and sums the gradients of the model as it stands.
+        Clipped sums of the model's gradients at its current parameters.
     layout : Layout
-        Of the model.
+        Layout of the model.
     client : ClientData
-        The client's examples.
+        Examples of the client.
     source : Source
-        Lots, places and noise are drawn from streams of their own.
+        Randomness; lots, places and noise each have their own stream.
     """
 
     def __init__(
@@ -46,22 +46,24 @@ class NoisyRound:
         self._loss = 0.0
         self._examples = 0
         self._failure: Exception | None = None
-        batch_is_drawn = noisy.images or isinstance(client.x, OnDemand)  # of this round's source
+        batch_is_drawn = noisy.images or isinstance(
+            client.x, OnDemand
+        )  # order drawn from this round's source
         if (
             batch_is_drawn and type(source) is not SecureSource
-        ):  # others answer a question again to the same bits
+        ):  # the other cases answer a repeated question with the same bits
             lots.whole.clear()
 
     def lot(self) -> Tensor:
-        """Draw the units [m] of the next step, each by itself."""
+        """Draw the units [m] of the next step, each independently."""
         if self._noisy.rate == 1:
             return torch.arange(self._units)
         return (self._drawn.uniform(self._units) < self._noisy.rate).nonzero()[:, 0]
 
     def clipped_sum(self, chosen: Tensor) -> Tensor:
-        """Sum the clipped gradients [d] of chosen units [m], without noise: float64, or int64 on a grid.
+        """Return the sum [d] of the clipped gradients of chosen units [m], without noise: float64, or int64 on a grid.
 
-        A lot that raises counts as zero, and other steps stay as they are.
+        A lot that raises an error counts as zero, and does not change other steps.
         """
         total = torch.zeros(
             self._layout.size, dtype=torch.int64 if self._noisy.grid else torch.float64
@@ -77,7 +79,7 @@ class NoisyRound:
         return total
 
     def gradient(self, chosen: Tensor) -> Tensor:
-        """Return a step's noised mean gradient [d]: the sum is divided by a constant, and rounded with its noise."""
+        """Return a step's noised mean gradient [d]: the sum with noise, rounded and divided by a constant."""
         total = noised(
             self.clipped_sum(chosen),
             GaussianNoise(self._noisy.deviation),
@@ -92,14 +94,15 @@ class NoisyRound:
     def _blanked_gradient(self) -> Tensor:
         """Return the mean gradient [d] of all blanked examples, which is public.
 
-        It comes after the noise. Added before, a long one would round the differences and their noise away.
+        It is added after the noise. Added before, a long gradient would make the differences and their noise vanish in
+        rounding.
         """
         planned = self._noisy.denominator / self._noisy.rate
         total = self._lots.blanked_sum(self._client).cpu()
         return (total / planned).to(self._layout.dtype)
 
     def trained(self, model: Tensor, total: Tensor | None = None) -> Trained:
-        """Say what came of the round: the model [d], or the sum [d] of a step on a grid."""
+        """Return the result of the round, with the model [d] or the sum [d] of a step on a grid."""
         if self._failure is not None:
             _LOG.error("the examples of a step failed, and count as zero", exc_info=self._failure)
         failed = None if self._examples else self._failure

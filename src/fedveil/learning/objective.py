@@ -1,7 +1,7 @@
-"""Demands of a loss, seen from outside: labels it passes over, the meaning of outputs, shapes it pairs wrongly.
+"""Properties of a loss found by trying it: ignored labels, meaning of outputs, wrongly paired shapes.
 
-A loss that somebody hands in is a function. Where its class does not say, it is tried on made-up outputs and targets of
-the declared shapes; no value of the data is used for that.
+A user's loss is a function. If its class does not reveal a property, the loss is tried on made-up outputs and targets
+of the declared shapes; no value of the data is used.
 """
 
 import math
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 OF_CLASSES = ("cross_entropy", "dice", "soft_dice")
 OF_NUMBERS = ("mse", "rmse")
 
-_TOLERANCE = 1e-5  # relative: losses this near are equal
+_TOLERANCE = 1e-5  # relative difference below which losses count as equal
 _ROWS = (
     5,
     7,
@@ -33,18 +33,18 @@ _ROWS = (
     17,
     19,
     23,
-)  # numbers of made-up examples, one of which is no axis of the shapes
+)  # numbers of made-up examples; at least one differs from every axis of the shapes
 
 
 def named(loss: Loss) -> str:
-    """Return the name by which a refusal calls a loss."""
+    """Return the name of a loss for refusals."""
     if isinstance(loss, str):
         return loss
     return getattr(loss, "__name__", type(loss).__name__)
 
 
 def ignored_by(loss: Loss) -> int | None:
-    """Return the label that a loss says it passes over; None if it says none."""
+    """Return the label that a loss declares as ignored; None if it declares none."""
     if isinstance(loss, str):
         if loss in OF_CLASSES:
             return IGNORED
@@ -64,21 +64,21 @@ def ignored_by(loss: Loss) -> int | None:
 
 
 def void_labels(loss: Loss | None, y: Tensor, outputs: Sequence[int]) -> Tensor:
-    """Find labels that count as nothing: the one that the loss names, and numbers of no class that it passes over.
+    """Find void labels: the one that the loss declares as ignored, and other numbers that it ignores.
 
     Parameters
     ----------
     loss : str or callable, optional
-        Without one, torch's own: -100.
+        Loss; without one, torch's ignored label: -100.
     y : Tensor
-        [N, ...] classes; of targets none is void.
+        [N, ...], classes; targets have no void labels.
     outputs : sequence of int
         Shape of the model's outputs [N, C, ...].
 
     Returns
     -------
     Tensor
-        [N, ...] of bool.
+        [N, ...], bool.
     """
     void = torch.zeros_like(y, dtype=torch.bool)
     if y.is_floating_point() or not y.numel():
@@ -100,7 +100,7 @@ def void_labels(loss: Loss | None, y: Tensor, outputs: Sequence[int]) -> Tensor:
 
 
 def _passes_over(loss: Loss, label: int, outputs: Sequence[int], y: Tensor) -> bool:
-    """Return whether the outputs beside a label, which is no class, change nothing."""
+    """Whether outputs do not change the loss if they are paired with a label that is no class."""
     made_up = torch.rand(3, *outputs[1:], generator=torch.Generator().manual_seed(0))
     targets = torch.zeros(3, *y.shape[1:], dtype=y.dtype)
     targets[1:] = label
@@ -116,25 +116,25 @@ def output_meaning(
     outputs: Sequence[int],
     y: Tensor,
 ) -> OutputMeaning:
-    """Say what a model's outputs are to a loss.
+    """Return the meaning of a model's outputs under a loss.
 
-    A loss may go on falling where an output rises beyond its target of 1, or falls below its target of 0. Then it asks
-    for scores of two classes: cross-entropy does, squared and absolute errors do not.
+    Some losses still fall when an output rises above its target of 1, or falls below its target of 0. These take scores
+    of two classes: cross-entropy does, squared and absolute errors do not.
 
     Parameters
     ----------
     loss : str or callable, optional
-        Without one, whole numbers are classes and others values.
+        Loss; without one, whole numbers are classes, and other numbers values.
     outputs : sequence of int
-        Their shape [N, ...].
+        Shape of the outputs, [N, ...].
     y : Tensor
-        [N, ...], of which the shape and type are used.
+        [N, ...], labels, of which only shape and type are used.
 
     Returns
     -------
     {"classes", "soft classes", "logits", "chances", "values"}
-        One score a class against numbers of classes, or against shares of classes; one score of a yes; one probability
-        of it; numbers.
+        One score for each class, with class numbers or with shares of classes as targets; one score for yes; one
+        probability of yes; numbers.
     """
     one_score_a_class = len(outputs) == y.dim() + 1 and outputs[1] > 1
     if not y.is_floating_point() and (one_score_a_class or loss is None):
@@ -157,7 +157,7 @@ def output_meaning(
 
 
 class _ConstantProbe:
-    """A loss tried on two made-up examples whose outputs are all one number, and whose targets are another."""
+    """Loss tried on two made-up examples, with one number as all outputs and another as all targets."""
 
     def __init__(
         self,
@@ -172,17 +172,17 @@ class _ConstantProbe:
         self._kind = kind
 
     def asks_for_logits(self) -> bool:
-        """Return whether the loss falls where outputs leave [0, 1] on the side of their target."""
+        """Whether the loss still falls when outputs leave [0, 1] on the side of their target."""
         return self._falls(1, 1.0, 3.0) and self._falls(0, -1.0, -3.0)
 
     def asks_for_chances(self) -> bool:
-        """Return whether the loss falls towards the target within [0, 1], and has no value beyond."""
+        """Whether the loss falls towards the target within [0, 1], and has no value outside."""
         if self._at(3.0, 1) is not None:
             return False
         return self._falls(1, 0.6, 0.9) and self._falls(0, 1 - 0.6, 1 - 0.9)
 
     def asks_for_shares(self) -> bool:
-        """Return whether targets are shares of classes: as many as outputs, whose common level changes nothing."""
+        """Whether targets are shares of classes: as many as outputs, and a constant added to all outputs changes nothing."""
         if self._outputs != self._targets or not self._outputs or self._outputs[0] < 2:
             return False
         targets = torch.zeros(2, *self._targets, dtype=self._kind)
@@ -209,23 +209,23 @@ class _ConstantProbe:
 def require_paired(loss: Loss, outputs: Sequence[int], y: Tensor, field: str) -> None:
     """Refuse shapes under which a loss compares every output with every example's target.
 
-    PyTorch broadcasts [N, 1] against [N] to [N, N]: the model then learns the mean of all targets.
+    PyTorch broadcasts [N, 1] with [N] to [N, N]; the model would then learn the mean of all targets.
 
     Parameters
     ----------
     loss : str or callable
-        As in `LocalTraining`; those by name fit [N, 1] to [N] themselves.
+        Loss as in `LocalTraining`; losses by name fit [N, 1] to [N] themselves.
     outputs : sequence of int
         Shape of the model's outputs [N, ...].
     y : Tensor
-        [N, ...], of which the shape and type are used.
+        [N, ...], targets, of which only shape and type are used.
     field : str
-        What a refusal calls the targets.
+        Name of the targets in a refusal.
 
     Raises
     ------
     FieldError
-        With both shapes, and what makes them equal.
+        If every output is compared with every target; the text gives both shapes and the fix.
     """
     own = tuple(y.shape[1:])
     wanted = tuple(outputs[1:])
@@ -243,12 +243,12 @@ def require_paired(loss: Loss, outputs: Sequence[int], y: Tensor, field: str) ->
 
 
 def _pairs_all(loss: Loss, outputs: Shape, targets: Shape, kind: torch.dtype) -> bool:
-    """Return whether a loss stays the same when targets change places among the examples, and not when they change."""
+    """Whether a loss stays equal when targets are permuted among examples, but not when they change."""
     generator = torch.Generator().manual_seed(0)
     made_up = torch.rand(outputs, generator=generator)
     some = _drawn_targets(targets, kind, generator)
     others = _drawn_targets(targets, kind, generator)
-    some[1] = 0  # beside the 1 below: targets that are all equal would change places unseen
+    some[1] = 0  # together with the 1 below: with equal targets a permutation would be invisible
     some[0] = 1
     others[0] = 1
     others[1:] = 1 - some[1:]
@@ -261,7 +261,7 @@ def _pairs_all(loss: Loss, outputs: Shape, targets: Shape, kind: torch.dtype) ->
     if math.prod(targets) == math.prod(outputs):
         paired = _value(loss, made_up, some.reshape(outputs))
         if paired is not None and abs(first - paired) < near:
-            return False  # a loss of the batch's means, say, which has no pairs
+            return False  # such as a loss of the batch's means, which has no pairs
     return abs(first - moved) < near < abs(first - changed)
 
 
@@ -270,7 +270,7 @@ def _drawn_targets(
     kind: torch.dtype,
     generator: torch.Generator,
 ) -> Tensor:
-    """Draw targets in [0, 1), or 0 and 1 where they are whole numbers."""
+    """Draw targets in [0, 1), or 0 and 1 if they are whole numbers."""
     drawn = torch.rand(shape, generator=generator)
     if kind.is_floating_point:
         return drawn.to(kind)
@@ -278,7 +278,7 @@ def _drawn_targets(
 
 
 def _near(value: float) -> float:
-    """Return the difference below which another loss is equal to this one."""
+    """Return the difference below which another loss counts as equal to this one."""
     return _TOLERANCE * max(1.0, abs(value))
 
 
@@ -288,7 +288,7 @@ def _shown(shape: Sequence[int]) -> str:
 
 
 def shape_fix(own: Shape, wanted: Shape) -> str:
-    """Say how targets get the outputs' shape, or else outputs that of the targets."""
+    """Return the text that tells how to give targets the outputs' shape, or outputs the targets' shape."""
     if math.prod(own) == math.prod(wanted):
         axes = (-1, *wanted)
         return f"y.reshape({', '.join(map(str, axes))})"
@@ -296,11 +296,11 @@ def shape_fix(own: Shape, wanted: Shape) -> str:
 
 
 def _value(loss: Loss, outputs: Tensor, y: Tensor) -> float | None:
-    """Return the loss of made-up outputs, if it is a finite number."""
+    """Return the loss of made-up outputs; None if it is not a finite number."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), catch_warnings(action="ignore"):
             value: Any = loss_of(loss)(outputs, y)
             number = float(value)
-    except Exception:  # the loss is the user's
+    except Exception:  # the loss is the user's code
         return None
     return number if math.isfinite(number) else None

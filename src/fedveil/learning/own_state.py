@@ -1,4 +1,4 @@
-"""Attributes in which a module's own code keeps something from one call to the next: a state, a cache, a list."""
+"""State of a module's own code between calls: attributes such as a cache, a list or a hidden state."""
 
 from collections.abc import MutableMapping, MutableSequence, MutableSet
 from copy import copy
@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_TORCH = frozenset(vars(nn.Module()))  # what every module has
+_TORCH = frozenset(vars(nn.Module()))  # attributes of every module
 _NOT_FOREIGN = ("torch.", "fedveil.", "fedveil_lab.", "fedveil_studies.")
 
 
 class OwnState:
-    """The attributes of a model's own classes, as they are now; parameters and buffers are not among them.
+    """Snapshot of the attributes of a model's own classes, without parameters and buffers.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Only read.
+        Model, only read.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -29,7 +29,7 @@ class OwnState:
             self._kept.append((module, own))
 
     def restore(self) -> None:
-        """Put the attributes back and drop later ones: the next client must not begin where the last one ended."""
+        """Restore the attributes and drop later ones, so that a client does not begin with the state of another."""
         for module, kept in self._kept:
             for name in _own(module):
                 if name not in kept:
@@ -45,7 +45,7 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Copy what can be written in place; of a container, not of what is in it."""
+    """Copy a value that can be changed in place; a container is copied, but not its elements."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, MutableSequence | MutableMapping | MutableSet):
@@ -54,7 +54,7 @@ def _copied(value: Any) -> Any:
 
 
 def _put_back(value: Any, before: Any) -> None:
-    """Write into an object what it held before."""
+    """Restore the content of an object."""
     if isinstance(value, Tensor):
         if not torch.equal(value, before):
             with torch.no_grad():

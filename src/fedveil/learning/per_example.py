@@ -1,11 +1,12 @@
-"""Clipped gradients of single examples, summed, so that an example's share is its own to the last bit.
+"""Sums of clipped gradients of single examples; an example's share depends on that example to the last bit.
 
-The bits of an example's gradient depend on that example, its place in the batch and public facts. Other examples may be
-missing, overflow or raise. This has to be so: a gradient that is only rounding error is still scaled to length C.
-Kernels keep that (checked at start-up, on the machine at hand) where the shape is public and nobody changes place. So a
-batch has as many rows as its caller says, some of them dummies, and is never computed again in another shape. Later
-steps, in float64, need a bound only. Take two sums of n clipped gradients that are equal but for one. By rounding they
-differ by less than 2 n^2 2^-53 C more than they should; C is lowered by that.
+The bits of an example's gradient depend only on that example, its place in the batch and public facts, even if other
+examples are missing, overflow or raise. Otherwise one example could change another's gradient: a gradient that is only
+rounding error is still scaled to length C. Kernels guarantee this (checked at start-up on the machine) if the shape is
+public and no example changes its place. So the caller sets the number of rows of a batch, some of them dummies, and the
+batch is never computed again in another shape. Later steps are in float64, and need only a bound. Two sums of n clipped
+gradients that differ in one gradient differ by less than 2 n^2 2^-53 C more than without rounding; C is lowered by
+that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,18 +52,18 @@ _KINDS = {ByChain: "layers", ByLayers: "layers", ByOperators: "operators", OneBy
 
 @dataclass(frozen=True)
 class _Step:
-    """Treatment of the gradients of every chunk of a step.
+    """Treatment of gradients, the same for every chunk of a step.
 
     Attributes
     ----------
     rule : GradientRule
-        How gradients are computed.
+        Rule that computes gradients.
     within : float
-        The length that each vector is clipped to.
+        Length to which each vector is clipped.
     each : int
-        Rows of one person.
+        Number of rows of one person.
     grid : float
-        As in `PerExample.clipped_sum`.
+        Grid, as in `PerExample.clipped_sum`.
     """
 
     rule: GradientRule
@@ -73,20 +74,20 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows of a chunk, and what is known of them from before.
+    """Rows of a chunk, with values that are known of them already.
 
     Attributes
     ----------
     x, y : Tensor
-        [B, ...].
+        [B, ...], examples and labels.
     here : Tensor
-        [B], False where a row is a dummy.
+        [B], False for a dummy.
     lengths : Tensor, optional
         [B], squared norms of the examples.
     bases : Bases, optional
         Factors of the persons' inputs.
     blanked : _Batch, optional
-        The same rows with their marked coordinates blanked: the gradients' differences to theirs are clipped.
+        Same rows with their marked coordinates blanked; the differences of both gradients are then clipped.
     """
 
     x: Tensor
@@ -97,7 +98,7 @@ class _Batch:
     blanked: "_Batch | None" = None
 
     def chunk(self, start: int, width: int) -> "_Batch":
-        """Return so many rows in memory of their own, with dummies behind the last ones."""
+        """Return so many rows in their own memory, filled up with dummies."""
         return _Batch(
             _padded(self.x, start, width),
             _padded(self.y, start, width),
@@ -107,25 +108,25 @@ class _Batch:
 
 
 class PerExample:
-    """Sums of clipped per-example gradients of one module.
+    """Sums of clipped gradients of single examples, for one module.
 
-    Models of known layers alone take the fast rule (`fedveil.learning.layerwise`). Others are a fixed list of
-    operators. One example a call is left where there is no such list, or where the machine's kernels do not keep the
-    examples apart.
+    Models of known layers take the fast rule (`fedveil.learning.layerwise`). Other models are traced to a fixed list of
+    operators. If there is no such list, or the machine's kernels do not keep examples apart, each example has its own
+    call.
 
     Parameters
     ----------
     model : torch.nn.Module
-        In training mode; its parameters are read, and no gradient is left in them.
+        Module in training mode; its parameters are only read, and get no gradients.
     layout : Layout
-        Of the model.
+        Layout of the model.
     loss : {"cross_entropy", "mse"} or callable
-        Of an example; a loss of PyTorch's that is a mean over examples.
+        Loss of an example; a callable is a PyTorch loss that is a mean over examples.
     generator : torch.Generator, optional
-        What the module draws from the global random state comes from this one's stream.
+        Source of what the module draws from the global random state.
     class_weights : sequence of float
-        By class: what a clipped gradient is multiplied by, over the largest of them, so that none becomes longer. A
-        person's mean weighs her examples so, and is multiplied by the mean of their weights.
+        Weight of each class. A clipped gradient is multiplied by its weight over the largest weight, so it never
+        becomes longer. A person's mean weighs her examples in this way, and is multiplied by the mean of their weights.
     """
 
     def __init__(
@@ -154,16 +155,16 @@ class PerExample:
 
     @property
     def rule_name(self) -> str:
-        """Way of computing gradients: ``"layers"``, ``"operators"``, or ``"one by one"``."""
+        """Name of the gradient rule: ``"layers"``, ``"operators"``, or ``"one by one"``."""
         return _KINDS[type(self._rule)]
 
     @property
     def reads_examples(self) -> bool:
-        """Whether norms of the examples themselves, known once, spare each step work."""
+        """Whether norms of the examples, computed once, save work in each step."""
         return reads_examples(self._rule)
 
     def takes_bases(self, units: int, each: int) -> bool:
-        """Return whether `clipped_sum` takes factors of inputs: of so many persons (a public number) with few rows."""
+        """Whether `clipped_sum` uses factors of inputs, for this public number of persons with few rows."""
         head = self._rule.head if isinstance(self._rule, ByChain) else None
         if head is None or each < 2:
             return False
@@ -192,42 +193,43 @@ class PerExample:
     ) -> tuple[Tensor, Tensor]:
         """Sum the examples' gradients, or persons' mean gradients, each scaled down to a norm of at most `clip`.
 
-        A person's mean is formed, in float64, and that very vector is clipped. Where long gradients of images cancel,
-        products of norms (or Gram matrices) are rounding alone. With `bases` its factor is clipped.
+        A person's mean is formed in float64, and that vector is clipped. If long gradients of images cancel, a length
+        from products of norms (or a Gram matrix) would be only rounding error. With `bases` the mean's factor is
+        clipped instead.
 
         Parameters
         ----------
         x, y : Tensor
-            [B, ...], B public unless `alone`.
+            [B, ...], examples and labels; B is public unless `alone`.
         clip : float
-            C. What is not finite, raises, or has a label that is no class, counts as zero.
+            C. An example counts as zero if its gradient is not finite, it raises an error, or its label is no class.
         present : Tensor, optional
-            [B], False where a row is a dummy; every row is an example by default.
+            [B], False for a dummy; by default every row is an example.
         each : int
-            Rows of one person, who has examples in some of them: her mean is over those that are present.
+            Number of rows of one person; her mean is over those that are present.
         alone : bool
-            Whether to take one example a call, so that nothing follows B.
+            Whether each example has its own call, so that nothing depends on B.
         grid : float
-            Above 0: each clipped vector is cut towards zero to whole steps of it, and the sum is exact.
+            If above 0: each clipped vector is rounded towards zero to multiples of it, and the sum is exact.
         lengths : Tensor, optional
-            [B] in float64, the squared norms of the examples, where they are known from before.
+            [B] in float64, squared norms of the examples if they are known already.
         bases : Bases, optional
-            Of these persons' inputs; where not `takes_bases`, means are formed.
+            Factors of these persons' inputs; ignored unless `takes_bases`.
         blanked : tuple of Tensor, optional
-            x and y [B, ...] with marked coordinates blanked. The gradients' differences to theirs are formed, row by
-            row at equal places, and clipped in place of the gradients (`fedveil.learning.regions`).
+            x and y [B, ...] with marked coordinates blanked. The difference of both gradients is formed row by row, and
+            clipped in place of the gradient (`fedveil.learning.regions`).
 
         Returns
         -------
         sum : Tensor
-            [d], float64, or with a grid int64: in float32 one example moves a sum of many by more than its own share.
+            [d], float64, or int64 with a grid. In float32 one example could move a sum of many by more than its share.
         losses : Tensor
-            Of the examples that have one.
+            Losses of the examples that have one.
 
         Raises
         ------
         Exception
-            If no example has one.
+            If no example has a loss.
         """
         here = torch.ones(len(x), dtype=torch.bool, device=x.device) if present is None else present
         formed = each > 1 or grid > 0 or blanked is not None
@@ -238,7 +240,9 @@ class PerExample:
             rule, form = self._prepare(x, y, each, formed, bases is not None and not grid)
             width = form.width
             spanned = form.spanned
-        terms = len(x) if spanned else len(x) / each  # of a sum, each as long as the clip or less
+        terms = (
+            len(x) if spanned else len(x) / each
+        )  # terms of a sum, each at most as long as the clip
         step = _Step(rule, lowered(clip, 0 if alone else terms), each, grid)
         other = None if blanked is None else _Batch(*blanked, here)
         batch = _Batch(x, y, here, lengths, bases if spanned else None, other)
@@ -262,7 +266,7 @@ class PerExample:
         batch: _Batch,
         width: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `_part` does of chunks of a batch, added and joined."""
+        """Apply `_part` to chunks of a batch; add the sums, and join the rest."""
         sums: list[Tensor] = []
         losses: list[Tensor] = []
         counted: list[Tensor] = []
@@ -280,7 +284,7 @@ class PerExample:
         blank_gradients: Gradients | None = None
         if batch.blanked is not None:
             if self._generator is not None and drawing is not None:
-                self._generator.set_state(drawing)  # the same masks of dropout for both
+                self._generator.set_state(drawing)  # the same dropout masks for both
             blank_gradients, _, blank_good = self._gradients(step, batch.blanked)
             good = good & blank_good
         each = step.each
@@ -314,7 +318,7 @@ class PerExample:
         step: _Step,
         batch: _Batch,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return examples in their memory order, which are there, and their lengths if the rule reads them."""
+        """Return examples in their memory order, which of them are present, and their lengths if the rule uses them."""
         x = self._inputs.in_memory_order(batch.x)
         here = batch.here
         lengths = batch.lengths
@@ -336,7 +340,7 @@ class PerExample:
         formed: bool,
         spanned: bool,
     ) -> tuple[GradientRule, BatchForm]:
-        """Choose, by public facts alone, a rule that this machine's kernels pass the check with, and a chunk's form."""
+        """Choose by public facts a rule that passes the check of this machine's kernels, and the form of a chunk."""
         while True:
             form = self._form(len(x), each, formed, spanned)
             if isinstance(self._rule, OneByOne):
@@ -361,9 +365,9 @@ class PerExample:
             self._go_one_by_one(reason, x, y)
 
     def warn_if_slow(self, x: Tensor, y: Tensor) -> None:
-        """Say before the first batch, on made-up examples x and y [N, ...], where a model goes one example a call.
+        """Warn before the first batch if a model needs one call for each example, tried on made-up x and y [N, ...].
 
-        What a machine's kernels do shows later, in batches of the shape to come.
+        A failure of the machine's kernels shows only later, in batches of their real shape.
         """
         if isinstance(self._rule, ByOperators):
             try:
@@ -372,7 +376,7 @@ class PerExample:
                 self._go_one_by_one(str(error), x, y)
 
     def _go_one_by_one(self, reason: str, x: Tensor, y: Tensor) -> None:
-        """Take one example a call from now on, and say why, and how much slower it is."""
+        """Switch to one call for each example, and log the reason and how much slower that is."""
         self._rule = self._one_by_one
         own = self._generator
         before = None if own is None else own.get_state()
@@ -380,16 +384,16 @@ class PerExample:
             times = times_slower(self._model, x, y, self._one_by_one.loss)
         if (
             own is not None and before is not None
-        ):  # a trial moves no stream: a run that goes on would draw otherwise
+        ):  # a trial must not move a stream, as a resumed run would then draw other numbers
             own.set_state(before)
         slower = "much slower" if times is None else f"about {times:.0f} times slower"
         _LOG.warning("one example a call, %s than a batch: %s", slower, reason)
 
     def _form(self, rows: int, each: int, formed: bool, spanned: bool) -> BatchForm:
-        """Return the form of a chunk: as many whole persons as memory holds, of so many rows each."""
+        """Return the form of a chunk: as many whole persons as memory holds, each with `each` rows."""
         units = rows // each
         if spanned and self.takes_bases(units, each):
-            return BatchForm(rows, each, formed, spanned=True)  # all are one chunk
+            return BatchForm(rows, each, formed, spanned=True)  # all rows are one chunk
         numbers = each * self._rule.numbers_an_example
         if formed:
             numbers += self._layout.size
@@ -399,9 +403,9 @@ class PerExample:
 
 
 def lowered(clip: float, terms: float) -> float:
-    """Return the length to clip to, so that rounding a float64 sum of so many terms moves nobody by more than the clip.
+    """Return the clip lowered by the rounding of a float64 sum of so many terms, so that no share exceeds `clip`.
 
-    From some 67 million terms on nothing is left of it: a step is noise alone.
+    From about 67 million terms on it is 0, and a step is noise alone.
     """
     return clip * max(0.0, 1 - max(SHRINK, 2 * terms**2 * 2.0**-53))
 
@@ -411,10 +415,10 @@ def _weights_of_persons(
     here: Tensor,
     good: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights [B] of examples in their persons' means, and the shares [U] of these.
+    """Return the weights [B] of examples in their persons' means, and the shares [U] of the means.
 
-    A mean weighs a person's examples by their shares [B], and has the mean of these as its own. Of examples that are
-    there, [U, each], those that are not good count as zero.
+    A person's mean weighs her examples by their shares [B]; its own share is the mean of these. Present examples [U,
+    each] that are not good count as zero.
     """
     given = shares.view(here.shape) * here
     of_person = given.sum(1, keepdim=True)
@@ -429,7 +433,7 @@ def _sum_of_examples(
     good: Tensor,
     shares: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Sum shares [B] of the clipped gradients [d] of the good examples [B] that have a length; return which do, too."""
+    """Return the sum of shares [B] times clipped gradients [d] of good examples [B], and which of them have a length."""
     scale, finite = _scales(gradients.squares.sqrt_(), within)
     if finite is not None:
         gradients.drop(~finite)
@@ -444,7 +448,7 @@ def _sum_of_spanned(
     within: float,
     shares: Tensor,
 ) -> Tensor:
-    """Sum shares [U] of persons' mean gradients [d], whose factors are clipped."""
+    """Return the sum of shares [U] times persons' mean gradients [d], whose factors are clipped."""
     head = gradients.head(weights)
     cores = head.cores(weights, bases.rows)
     scale, finite = _scales(torch.linalg.vector_norm(cores.flatten(1), dim=1), within)
@@ -459,9 +463,10 @@ def _differences(
     full: Iterator[list[Tensor]],
     blanked: Iterator[list[Tensor]],
 ) -> Iterator[list[Tensor]]:
-    """Form the differences of vectors [d], in blocks of parts [U, size] as they are given.
+    """Yield the differences of vectors [d], in the given blocks of parts [U, size].
 
-    The very difference is formed: its length from products of lengths would be rounding where both are long.
+    The difference itself is formed, as its length from products of lengths would be only rounding error if both are
+    long.
     """
     for own, other in zip(full, blanked, strict=True):
         yield [part.sub_(blank) for part, blank in zip(own, other, strict=True)]
@@ -472,7 +477,7 @@ def _sum_of_formed(
     step: _Step,
     shares: Tensor,
 ) -> Tensor:
-    """Sum shares [U] of vectors [d], formed and clipped in blocks."""
+    """Return the sum of shares [U] times vectors [d], formed and clipped in blocks."""
     means = next(blocks)
     done = len(means[0])
     total = _clipped(means, step, shares[:done])
@@ -484,7 +489,7 @@ def _sum_of_formed(
 
 
 def _clipped(means: list[Tensor], step: _Step, shares: Tensor) -> Tensor:
-    """Sum shares [U] of vectors [d] that are formed, in parts [U, size] that lie side by side, each clipped."""
+    """Return the sum of shares [U] times clipped vectors [d], given as parts [U, size]."""
     lengths = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in means])
     scale, finite = _scales(lengths.square_().sum(0).sqrt_(), step.within)
     if finite is not None:
@@ -498,7 +503,7 @@ def _clipped(means: list[Tensor], step: _Step, shares: Tensor) -> Tensor:
 
 
 def shares_of(class_weights: Sequence[float]) -> Tensor | None:
-    """Return weights [K] over the largest of them, so that each is at most 1; None where there are none."""
+    """Return weights [K] divided by the largest, so that each is at most 1; None without weights."""
     if not len(class_weights):
         return None
     weights = torch.tensor(list(class_weights), dtype=torch.float64)
@@ -506,12 +511,12 @@ def shares_of(class_weights: Sequence[float]) -> Tensor | None:
 
 
 def share_of_rows(shares: Tensor, y: Tensor) -> Tensor:
-    """Return the share [B] of each label [B]; 0 where it is no class.
+    """Return the share [B] of each label [B]; 0 for a label that is no class.
 
     Raises
     ------
     FieldError
-        If labels are not one class an example.
+        If labels are not one class for each example.
     """
     if y.is_floating_point() or y.dim() != 1:
         raise FieldError(
@@ -522,13 +527,13 @@ def share_of_rows(shares: Tensor, y: Tensor) -> Tensor:
 
 
 def _scales(lengths: Tensor, within: float) -> tuple[Tensor, Tensor | None]:
-    """Return factors [B] that shrink vectors to a length of at most `within`, and which have a length, unless all."""
+    """Return factors [B] that shrink vectors to length `within`, and which vectors have a length (None: all)."""
     scale = (within / lengths).clamp_(max=1.0)
     return scale, None if all_finite(lengths) else lengths.isfinite()
 
 
 def _padded(rows: Tensor, start: int, width: int) -> Tensor:
-    """Return rows of a chunk in memory of their own, with dummies behind the last ones."""
+    """Return the rows of a chunk in their own memory, filled up with dummies."""
     part = rows[start : start + width]
     chunk = torch.zeros_like(rows[:width])
     chunk[: len(part)] = part

@@ -1,4 +1,4 @@
-"""Local training whose vector is private when it leaves the trainer: DP-SGD (Abadi et al. 2016, arXiv 1607.00133)."""
+"""Local training whose result is private when it leaves the trainer: DP-SGD (Abadi et al. 2016, arXiv 1607.00133)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,31 +29,31 @@ from fedveil.ranges import require_within
 
 
 class PrivateTrainer(SequentialTrainer):
-    """Train clients on noisy sums of clipped per-example gradients.
+    """Train clients on noisy sums of clipped gradients of single examples.
 
-    Every step draws its sample: each example by itself, with probability `rate`; an empty one is a step of pure noise.
-    It sums the clipped gradients, adds the noise and divides by a constant. The optimiser sees the result only, so that
-    momentum, Adam and FedProx's term are post-processing. Sampling, dropout and noise come from the source, each from a
-    stream of its own. The result carries the `NoisySteps` that made it.
+    Every step draws each example independently with probability `rate`; an empty sample gives a step of pure noise. The
+    step sums the clipped gradients, adds noise and divides by a constant. The optimiser sees only the result, so
+    momentum, Adam and FedProx's term are post-processing. Sampling, dropout and noise each have their own stream of the
+    source. The result names the `NoisySteps` that made it.
 
     Parameters
     ----------
     model, layout, device
         See `SequentialTrainer`.
     local : LocalTraining
-        Learning rate, optimiser, momentum, FedProx and loss; `epochs` must be 1, and the batch size is not used:
-        `noisy` says what a step is.
+        Learning rate, optimiser, momentum, FedProx and loss. `epochs` must be 1, and the batch size is ignored, as
+        `noisy` defines a step.
     noisy : NoisySteps
         Steps, sampling, clipping and noise.
     example : tuple of Tensor, optional
-        x and y [N, ...] of the declared shape and type, whose values are not used. With them the model is tried on
-        made-up examples at once; without, when the first client trains.
+        x and y [N, ...] of the declared shape and type; their values are not used. With them the model is tried on
+        made-up examples at once, else when the first client trains.
 
     Raises
     ------
     FieldError
-        For a model that cannot give the gradients of single examples; `fedveil.learning.mend` repairs most. For one
-        that fails on made-up examples.
+        For a model without gradients of single examples (`fedveil.learning.mend` repairs most), or a failure on made-up
+        examples.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PrivateTrainer(SequentialTrainer):
         self._busy = Lock()
         self._spare = deepcopy(
             model
-        )  # for `idle`: training that took too long may still be busy with the other
+        )  # for `idle`, as a training that ran out of time may still use the other
         if example is not None:
             require_unmixed(self._model, example[0], layout)
             self._unchecked = False
@@ -102,12 +102,12 @@ class PrivateTrainer(SequentialTrainer):
         keys: Sequence[Key],
         sources: Sequence[Source],
     ) -> list[Trained | Exception]:
-        """Train each client from its own start, each with a source of its own; see `SequentialTrainer.train`.
+        """Train each client from its own start with its own source; see `SequentialTrainer.train`.
 
         Raises
         ------
         FieldError
-            While another thread trains with it: two rounds on one module would mix, and neither promise would hold.
+            If another thread is using the trainer. Two rounds on one module would mix, and neither promise would hold.
         """
         check_request(self.layout, starts, clients, keys)
         with self._taken(starts, clients):
@@ -121,7 +121,7 @@ class PrivateTrainer(SequentialTrainer):
 
     @contextmanager
     def _taken(self, starts: Tensor, clients: Sequence[ClientData]) -> Iterator[None]:
-        """Keep the trainer for these clients, whose sizes and examples it can train on."""
+        """Reserve the trainer for these clients, after checking their sizes and examples."""
         self.check_sizes(clients, least=1)
         for client in clients if self.local.class_weights else ():
             if client.y.is_floating_point() or client.y.dim() != 1:
@@ -148,18 +148,18 @@ class PrivateTrainer(SequentialTrainer):
         key: Key,
         source: Source,
     ) -> Iterator[NoisyRound]:
-        """Keep the trainer for one client's round, whose steps somebody else plays on `own_parameters`.
+        """Reserve the trainer for one client's round, whose steps the caller makes on `own_parameters`.
 
         Parameters
         ----------
         start : Tensor
-            [d], which the model is set to.
+            [d], parameters to which the model is set.
         client : ClientData
-            The examples.
+            Examples of the client.
         key : tuple of int
-            As in `SequentialTrainer.train`.
+            Key, as in `SequentialTrainer.train`.
         source : Source
-            Of lots and noise.
+            Randomness of lots and noise.
         """
         check_request(self.layout, start[None], [client], [key])
         with self._taken(start[None], [client]):
@@ -167,12 +167,12 @@ class PrivateTrainer(SequentialTrainer):
 
     @property
     def own_model(self) -> nn.Module:
-        """The trainer's copy of the model."""
+        """Copy of the model that the trainer owns."""
         return self._model
 
     @property
     def own_parameters(self) -> list[nn.Parameter]:
-        """Its shared parameters, in the layout's order."""
+        """Shared parameters of the trainer's copy, in the layout's order."""
         return self._parameters
 
     def read(self) -> Tensor:
@@ -180,14 +180,14 @@ class PrivateTrainer(SequentialTrainer):
         return self._read()
 
     def rows_of(self, client: ClientData, chosen: Tensor) -> Tensor:
-        """Return the rows of a client's chosen units [m]: of persons those that are used."""
+        """Return the rows of a client's chosen units [m]; for persons, the rows that are used."""
         units = self._lots.units_of(client)
         return units.rows[chosen][units.present[chosen]]
 
     def mean_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean gradient [d], float64, of examples x and y [N, ...] that are nobody's, worked out twice.
+        """Return the mean gradient [d] (float64) of made-up examples x and y [N, ...], computed twice.
 
-        Nothing is clipped. The two differ if the model draws numbers; the trainer's own stream stays where it was.
+        Nothing is clipped. The two differ if the model draws random numbers; the trainer's own stream is unchanged.
         """
         x, y = self._inputs(x), y.to(self._device)
         before = self._generator.get_state()
@@ -198,7 +198,7 @@ class PrivateTrainer(SequentialTrainer):
         return first, again
 
     def _look_at(self, clients: Sequence[ClientData]) -> None:
-        """Refuse a model that mixes examples like those of the first client that has any."""
+        """Refuse a model that mixes examples, tried on the shape of the first client that has examples."""
         for client in clients:
             if client.examples:
                 require_unmixed(self._model, client.x, self.layout)
@@ -206,7 +206,7 @@ class PrivateTrainer(SequentialTrainer):
                 return
 
     def _rehearse(self, x: Tensor, y: Tensor) -> None:
-        """Refuse a model and a loss that have no gradient of a made-up example."""
+        """Refuse a model and loss that give no gradient for a made-up example."""
         failure: Exception | None = None
         for probe, _ in probes(x, 1):
             try:
@@ -214,7 +214,7 @@ class PrivateTrainer(SequentialTrainer):
                 targets = labels(y, 1).to(self._device)
                 self._sums.clipped_sum(inputs, targets, 1.0, alone=True)
                 self._sums.warn_if_slow(inputs, targets)
-            except Exception as error:  # the model and its loss are the user's
+            except Exception as error:  # model and loss are the user's code
                 failure = failure or error
                 continue
             if self.noisy.regions:
@@ -223,20 +223,20 @@ class PrivateTrainer(SequentialTrainer):
         raise not_trainable(self._model, x, y, failure) from failure
 
     def _rehearse_blank(self, x: Tensor, y: Tensor) -> None:
-        """Refuse a blank value without a finite gradient, in every second coordinate of a made-up x and y [1, ...]."""
+        """Refuse a blank value without a finite gradient, tried in every second coordinate of made-up x and y [1, ...]."""
         blank = self.noisy.blank
         require_blank(x, blank)
         half = x.clone(memory_format=torch.contiguous_format)
         half.view(-1)[::2] = blank
         try:
             total, _ = self._sums.clipped_sum(self._inputs(half), y, UNCLIPPED, alone=True)
-        except Exception as error:  # the model and its loss are the user's
+        except Exception as error:  # model and loss are the user's code
             raise unusable_blank(blank, str(error)) from error
         if not all_finite(total):
             raise unusable_blank(blank, "its gradient is not finite")
 
     def idle(self, start: Tensor, source: Source) -> Trained:
-        """Answer to a start [d] as a silo without examples would: the noise of all steps, and nothing else."""
+        """Return the answer of a silo without examples to a start [d]: the noise of all steps, and nothing else."""
         none = torch.zeros(0, dtype=torch.int64)
         nobody = ClientData(torch.zeros(0, 1), none, person=none)
         own = PrivateTrainer(self._spare, self.layout, self.local, self.noisy, str(self._device))
@@ -248,7 +248,7 @@ class PrivateTrainer(SequentialTrainer):
         clients: Sequence[ClientData],
         keys: Sequence[Key],
     ) -> list[Trained | Exception]:
-        """Refuse: noise needs sources."""
+        """Refuse, as noise needs sources."""
         raise FieldError(
             "sources",
             None,
@@ -256,7 +256,7 @@ class PrivateTrainer(SequentialTrainer):
         )
 
     def check_sizes(self, clients: Sequence[ClientData], least: int = 2) -> None:
-        """Refuse silos of more units than are promised; of fewer than a lot, or a few, where their number is public."""
+        """Refuse silos with more units than promised. If sizes are public, also refuse fewer than `least` or than a lot."""
         for i, client in enumerate(clients):
             if self.noisy.regions and client.examples:
                 self._require_marks(i, client)
@@ -264,7 +264,7 @@ class PrivateTrainer(SequentialTrainer):
             self._check_size(f"{self.noisy.unit} of silo {i}", count, least)
 
     def _require_marks(self, i: int, client: ClientData) -> None:
-        """Refuse silo i if its examples cannot be blanked."""
+        """Refuse silo i if its examples have no marks to blank."""
         try:
             self._lots.blanked_of(client)
         except FieldError as error:
@@ -286,7 +286,7 @@ class PrivateTrainer(SequentialTrainer):
         fine = noisy.deviation / (2 * self._coarsest * noisy.clip)
         if (
             noisy.summed and held > fine
-        ):  # their gradients may all be equal, and then their sum rounds as n C does
+        ):  # all gradients may be equal, and then their sum rounds like n C
             accepted = f"must be at most {fine:.0f} in a sum: beyond them rounding undoes its share of the noise; "
             raise FieldError(
                 field, held, f"{accepted}train in float64, or use the method 'record' without a sum"
@@ -303,7 +303,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(field, n, accepted)
 
     def require_fine(self, starts: Tensor) -> None:
-        """Refuse weights so coarse that a share's noise is rounded away in each silo, and one record's step is not."""
+        """Refuse weights so coarse that a share's noise vanishes in rounding but one record's step does not."""
         if not self.noisy.summed:
             return
         rate = self.noisy.lr
@@ -316,7 +316,7 @@ class PrivateTrainer(SequentialTrainer):
 
     @property
     def _coarsest(self) -> float:
-        """The largest relative rounding among the parameters' types."""
+        """Largest relative rounding among the parameters' types."""
         return max(torch.finfo(block.dtype).eps for block in self.layout.blocks)
 
     def _noisy(
@@ -326,9 +326,9 @@ class PrivateTrainer(SequentialTrainer):
         key: Key,
         source: Source,
     ) -> Trained:
-        """Train one client by all its steps."""
+        """Train one client through all its steps."""
         own_round = self._begin(start, client, key, source)
-        if self.noisy.grid:  # one step, whose noise is the method's to add: on the grid, as a share
+        if self.noisy.grid:  # one step on the grid; the method adds the noise of a share
             total = own_round.clipped_sum(own_round.lot())
             return own_round.trained(self._read(), total)
         optimizer = Stepper(self._parameters, self.local)
@@ -346,7 +346,7 @@ class PrivateTrainer(SequentialTrainer):
     ) -> NoisyRound:
         """Set the model to its start [d], and begin a client's round."""
         self._reset(start)
-        # a mask follows its example's place in the batch, which under add/remove tells who else is there
+        # a mask depends on an example's place in the batch, which under add/remove would reveal who else is there
         secret_key = (*key, int(source.child("dropout").bits(1)))
         stream(secret_key, "dropout", self._generator)
         return NoisyRound(self.noisy, self._lots, self.layout, client, source)
@@ -357,7 +357,7 @@ class PrivateTrainer(SequentialTrainer):
         gradient: Tensor,
         anchors: Sequence[Tensor],
     ) -> None:
-        """Take one step of the optimiser along a noised gradient [d], with FedProx's term if there are anchors."""
+        """Take one step of the optimiser along a noised gradient [d], with FedProx's term if `anchors` are given."""
         for parameter, block in zip(self._parameters, self.layout.blocks, strict=True):
             own = gradient[block.start : block.stop].view(block.shape)
             parameter.grad = own.to(parameter.device, parameter.dtype, copy=True)
@@ -368,7 +368,7 @@ class PrivateTrainer(SequentialTrainer):
 
 
 def _require_linear(layout: Layout, local: LocalTraining, noisy: NoisySteps) -> None:
-    """Refuse a share of a sum whose steps are not linear, or lie beyond what is computed exactly enough."""
+    """Refuse a share of a sum whose steps are not linear, or whose numbers exceed exact computation."""
     rate = local.rate()
     require_within("learning rate of a sum", "lr", rate)
     for part in (noisy.clip, noisy.deviation):

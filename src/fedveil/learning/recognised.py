@@ -1,7 +1,7 @@
-"""Known layers behind a forward method of somebody's own: read symbolically, run without it.
+"""Known layers behind a user's forward method: the method is traced symbolically, and the trace is run.
 
-A symbolic trace has no values, so that no branch follows one. Its graph is run instead of the method. The graph may
-hold calls of known layers, and the operations listed here: a row of their result follows from that row alone.
+A symbolic trace has no values, so no branch depends on one. Its graph is run instead of the method. The graph may hold
+calls of known layers and the operations listed here; a row of their result depends on that row only.
 """
 
 import operator
@@ -21,17 +21,17 @@ class _Tracer(fx.Tracer):
 
 
 def recognised(model: nn.Module) -> fx.GraphModule:
-    """Return the layers of a model and what is done between them, as a module.
+    """Return a module with a model's layers and the operations between them.
 
     Parameters
     ----------
     model : torch.nn.Module
-        In training mode.
+        Model in training mode.
 
     Raises
     ------
     NotIsolated
-        If there is anything else in it, or a module has hooks.
+        If the model does anything else, or a module has hooks.
     """
     refuse_hooks(model)
     own = fresh(model)
@@ -50,12 +50,12 @@ def recognised(model: nn.Module) -> fx.GraphModule:
 
 
 def check(module: fx.GraphModule, x: Tensor) -> None:
-    """Refuse a shape under which a result has no row an example, or one operand is spread out over another.
+    """Refuse a shape with which a result lacks one row for each example, or one operand is broadcast over another.
 
     Raises
     ------
     NotIsolated
-        Naming the operation.
+        For such a shape; the text names the operation.
     """
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
     interpreter.run(x)
@@ -75,7 +75,7 @@ def check(module: fx.GraphModule, x: Tensor) -> None:
 
 
 def fresh(model: nn.Module, *, shared: bool = True) -> nn.Module:
-    """Copy a model with the same generators and parameters (or copies), and nothing that a call leaves in it."""
+    """Copy a model with the same generators and parameters (or copies), without anything that a call left in it."""
     kept: list[object] = list(generators_of(model))
     if shared:
         kept += model.parameters()
@@ -84,7 +84,7 @@ def fresh(model: nn.Module, *, shared: bool = True) -> nn.Module:
 
 
 def generators_of(model: nn.Module) -> list[torch.Generator]:
-    """Return what the modules of a model draw from, beside the global random state."""
+    """Return the generators from which the modules of a model draw, other than the global one."""
     generators: dict[int, torch.Generator] = {}
     for module in model.modules():
         for value in vars(module).values():
@@ -94,7 +94,7 @@ def generators_of(model: nn.Module) -> list[torch.Generator]:
 
 
 def _keeps_rows_apart(node: fx.Node) -> bool:
-    """Return whether an operation keeps the rows of its tensors apart, if each of its results has one an example."""
+    """Whether an operation keeps rows apart, if each of its results has one row for each example."""
     target = node.target
     more = node.args[1:]
     if node.kwargs.get("inplace"):
@@ -113,13 +113,13 @@ def _keeps_rows_apart(node: fx.Node) -> bool:
 
 
 def _takes_a_size(node: fx.Node) -> bool:
-    """Return whether an index is one into the shape of a tensor."""
+    """Whether an index reads the shape of a tensor."""
     taken_from = node.args[0]
     return isinstance(taken_from, fx.Node) and taken_from.target in (getattr, "size")
 
 
 def _takes_all_rows(index: object) -> bool:
-    """Return whether an index leaves the first axis whole."""
+    """Whether an index keeps the whole first axis."""
     return isinstance(index, tuple) and index[0] == slice(None)
 
 
@@ -128,7 +128,7 @@ def _axis_by_name(node: fx.Node) -> Any:
 
 
 def _axes_leave_rows(given: Any) -> bool:
-    """Return whether axes are numbered, and none of them is the first."""
+    """Whether all axes are given as numbers, and none is the first."""
     axes = given if isinstance(given, tuple | list) else (given,)
     return bool(axes) and all(isinstance(axis, int) and axis >= 1 for axis in axes)
 
@@ -163,7 +163,7 @@ _BINARY = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul}
 )
 _POOLS = frozenset({F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d})
-# rows stay in their order where the first axis keeps its length
+# rows keep their order if the first axis keeps its length
 _SHAPE = frozenset({"view", "reshape", torch.reshape, "size"})
-# of axes, which must not be the first
+# operations over axes, none of which may be the first
 _AXES = frozenset({torch.flatten, "flatten", F.softmax, F.log_softmax, "mean", "sum"})

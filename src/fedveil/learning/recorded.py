@@ -1,4 +1,4 @@
-"""The operators that a function calls, as a graph: recorded where kernels are called, below vmap and autograd."""
+"""Recorder of a function's operators as a graph, at the level of kernels, below vmap and autograd."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,20 +16,20 @@ from torch.utils.weak import WeakTensorKeyDictionary
 def recorded(
     function: Callable[..., Any], *inputs: Tensor, layers: Sequence[str] = ()
 ) -> GraphModule:
-    """Call a function of tensors once, and return what it called as a module of the same inputs.
+    """Call a function of tensors once, and return its operators as a module with the same inputs.
 
-    Its outputs are those of the function, as a flat list of tensors. A tensor that comes from neither the inputs nor
-    an operator is a constant. Each node's ``meta["val"]`` has its shape and type, and no values; ``meta["layer"]`` is
-    the name of the layer that was running.
+    The module returns the outputs of the function as a flat list of tensors. A tensor that comes neither from the
+    inputs nor from an operator is a constant. Each node's ``meta["val"]`` has its shape and type without values;
+    ``meta["layer"]`` is the name of the running layer.
 
     Parameters
     ----------
     function : callable
-        Its operators must not depend on values, and overwrite nothing (see ``torch.func.functionalize``).
+        Function whose operators depend on no values, and overwrite nothing (see ``torch.func.functionalize``).
     inputs : Tensor
-        Tensors, whose shapes and types the graph is made for.
+        Tensors with the shapes and types for which the graph is made.
     layers : sequence of str
-        The layers that are running, the innermost last (see `running_layers`).
+        Names of running layers, the innermost last (see `running_layers`).
     """
     recorder = _Recorder(layers)
     for i, tensor in enumerate(inputs):
@@ -43,7 +43,7 @@ def recorded(
 
 
 def running_layers(model: nn.Module) -> list[str]:
-    """Return a list that names a model's running layers while it is called; the innermost is the last."""
+    """Return a list that holds the names of a model's running layers during a call, the innermost last."""
     running: list[str] = []
 
     def enter(layer: nn.Module, given: Any, name: str) -> None:
@@ -60,7 +60,7 @@ def running_layers(model: nn.Module) -> list[str]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that adds every operator to a graph; tensors are told apart by identity, and not held."""
+    """Mode that adds every operator to a graph; tensors are recognised by identity, and not kept alive."""
 
     def __init__(self, layers: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -91,12 +91,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def keep(self, node: Node, value: Tensor) -> None:
-        """Remember which node a tensor comes from."""
+        """Store the node that produced a tensor."""
         node.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device="meta")
         self._nodes[value] = node
 
     def node_of(self, value: Tensor) -> Node:
-        """Return the node that a tensor comes from; a constant's is made at its first use."""
+        """Return the node that produced a tensor; a constant gets its node at its first use."""
         node: Node | None = self._nodes.get(value)  # type: ignore[no-untyped-call]
         if node is None:
             name = f"constant_{len(list(self.constants.buffers()))}"

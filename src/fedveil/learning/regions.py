@@ -1,33 +1,34 @@
-"""Steps at region level: what the marked coordinates change of a gradient is clipped and noised, the rest is not.
+"""Steps at region level: only the part of a gradient that marked coordinates change is clipped and noised.
 
-Promise. Fix everything unmarked: labels, the marks themselves, the other coordinates, ids, and who is there. Two
-neighbouring silos hold other content in the marked coordinates of one record, or of all records of one person. Under
-``"replace-one"`` it is any other content, under ``"zero-out"`` the blank value.
+Promise. Everything unmarked is fixed: labels, the marks themselves, other coordinates, ids, and membership. Two
+neighbouring silos differ in the marked coordinates of one record, or of all records of one person. Under
+``"replace-one"`` these hold any other content, under ``"zero-out"`` the blank value.
 
-Step. With x the examples and b the same examples with their marked coordinates blanked,
+Step. With examples x, and b the same examples with their marked coordinates blanked:
 
     sum_i grad(b_i) + [sum_i clip_C(grad(x_i) - grad(b_i)) + N(0, z^2 C^2)].
 
-Proof. The model before the step follows from earlier releases. Given these, every grad(b_i) is the same number in both
-worlds: it reads nothing marked. So the first sum is a public constant of the step, and adding it to the bracket is
-post-processing. In the bracket one term of length C at most changes: by 2C for content against content. Against blank
-the other term is 0, so it changes by C. Steps compose adaptively (Dong, Roth and Su 2022, arXiv 1905.02383): after T
-full batches mu is 2 sqrt(T) / z, or sqrt(T) / z.
+Proof. The model before the step follows from earlier releases. Given these, every grad(b_i) is the same in both silos,
+as it reads nothing marked. So the first sum is a public constant of the step, and adding it to the bracket is
+post-processing. In the bracket one term of length at most C changes. Content against content changes it by 2C. Against
+blank the other term is 0, so the change is C. Steps compose adaptively (Dong, Roth and Su 2022, arXiv 1905.02383):
+after T full batches mu is 2 sqrt(T) / z, or sqrt(T) / z.
 
-Poisson lots. Only the bracket is summed over the lot. The first sum is over *all* records: over the lot it would show
-without noise who was drawn, and no amplification would be left.
+Poisson lots. Only the bracket is summed over the lot. The first sum is over *all* records. Over the lot it would
+reveal, without noise, which records were drawn, and sampling would no longer reduce the cost.
 
-What has to hold, beside the conditions of record level (`fedveil.learning.per_example`):
+Conditions in addition to those of record level (`fedveil.learning.per_example`):
 
-* Marks are inputs. Marks that were found in the pixels are other marks in the other world (`warn_of_followed_content`).
-* The blank value is a public constant. Blanking comes before everything that joins coordinates: scaling by image,
+* Marks are inputs. Marks that were derived from the pixels would differ in the neighbouring silo
+(`warn_of_followed_content`).
+* The blank value is a public constant. Blanking comes before every operation that mixes coordinates: scaling by image,
   resizing, features of a frozen network. Targets that contain marked coordinates are blanked, too.
-* The difference itself is formed, in float64, and clipped. A norm from |a|^2 + |b|^2 - 2ab is rounding alone where
+* The difference itself is formed, in float64, and clipped. A norm from |a|^2 + |b|^2 - 2ab is only rounding error if
   both gradients are long and nearly equal.
-* The bracket is whole, with its noise on a grid, before the first sum is added to it.
-* A difference that is not finite counts as zero, and the blanked gradient stays as it is without it.
+* The bracket is complete, with its noise and on a grid, before the first sum is added to it.
+* A difference that is not finite counts as zero, and leaves the blanked gradient unchanged.
 
-Source: the mechanism takes up the aim of FedRE (noise for what the sensitive regions show), with none of its formulas.
+Source: the mechanism has the aim of FedRE (noise for what sensitive regions reveal), but none of its formulas.
 """
 
 from collections.abc import Sequence
@@ -41,11 +42,11 @@ from fedveil.learning.clients import ClientData, OnDemand
 from fedveil.logs import logger
 
 _LOG = logger(__name__)
-_FOLLOWS = 0.9  # share of images whose marks are a threshold of their pixels, from which a warning is given
+_FOLLOWS = 0.9  # share of images whose marks are a threshold of their pixels, above which a warning is given
 
 
 def marks_of(client: ClientData) -> Tensor:
-    """Return which coordinates of each example are marked: bool, of the shape of x, [N, ...].
+    """Return the marks of each example's coordinates: bool, in the shape of x, [N, ...].
 
     Raises
     ------
@@ -61,7 +62,7 @@ def marks_of(client: ClientData) -> Tensor:
         accepted = "are needed to protect regions: ClientData(x, y, masks=...), bool, True where content is protected"
         raise FieldError("masks", None, accepted)
     marks = client.masks
-    if marks.shape != client.x.shape:  # of images [N, C, H, W]: all channels of a pixel
+    if marks.shape != client.x.shape:  # masks of images [N, C, H, W]: all channels of a pixel
         marks = marks[:, None].expand(client.x.shape)
     if not client.examples:
         return marks
@@ -80,16 +81,16 @@ def mark_columns(columns: Sequence[str], marked: Sequence[str], examples: int) -
     Parameters
     ----------
     columns : sequence of str
-        Names of the columns of x, in their order: ``frame.columns``. A category that became several has a name each.
+        Names of the columns of x, in order: ``frame.columns``. If a category became several columns, each has its name.
     marked : sequence of str
-        Names of those whose content is to be protected.
+        Names of the columns whose content is to be protected.
     examples : int
         Number of rows.
 
     Raises
     ------
     FieldError
-        For a name that is no column, or no name at all.
+        For a name that is not a column, or without any name.
 
     Examples
     --------
@@ -108,19 +109,20 @@ def mark_columns(columns: Sequence[str], marked: Sequence[str], examples: int) -
 
 
 def blanked(client: ClientData, blank: float) -> ClientData:
-    """Return a client's examples with their marked coordinates blanked, and those of targets that lie over them.
+    """Return a client's examples with marked coordinates blanked, also in targets for the same pixels.
 
     Parameters
     ----------
     client : ClientData
-        With marks.
+        Client whose examples have marks.
     blank : float
         Value of a blanked coordinate. A blanked class of a target is 0.
 
     Raises
     ------
     FieldError
-        See `marks_of`; for a blank value that the examples' type cannot hold; for targets of other pixels than x.
+        As `marks_of`; also for a blank value that the examples' type cannot hold, and for targets of other pixels than
+        x.
     """
     marks = marks_of(client)
     require_blank(client.x, blank)
@@ -133,7 +135,7 @@ def blanked(client: ClientData, blank: float) -> ClientData:
 
 
 def require_blank(x: Tensor, blank: float) -> None:
-    """Refuse a blank value that examples x [N, ...] of this type cannot hold.
+    """Refuse a blank value that the type of examples x [N, ...] cannot hold.
 
     Raises
     ------
@@ -153,14 +155,14 @@ def require_blank(x: Tensor, blank: float) -> None:
 
 
 def unusable_blank(blank: float, reason: str) -> FieldError:
-    """Return the refusal of a blank value without finite gradients. Which are, is public."""
+    """Return the refusal of a blank value without finite gradients; which values are refused is public."""
     return FieldError(
         "blank", blank, f"must be a value that the model takes and learns from: {reason}"
     )
 
 
 def _marks_of_target(client: ClientData, marks: Tensor) -> Tensor | None:
-    """Return which numbers of the targets lie over marked coordinates; None for targets of an example as a whole."""
+    """Return which numbers of the targets belong to marked coordinates; None for a target of a whole example."""
     y = client.y
     if y.shape == marks.shape:
         return marks
@@ -170,16 +172,17 @@ def _marks_of_target(client: ClientData, marks: Tensor) -> Tensor | None:
             accepted = "must have the pixels of x to be blanked where these are marked: resize them, or name one a row"
             raise FieldError("y", tuple(y.shape), accepted)
         return None
-    marked_pixels = marks.any(1)  # in any channel
+    marked_pixels = marks.any(1)  # pixels that are marked in any channel
     if y.dim() == marked_pixels.dim():
         return marked_pixels
     return marked_pixels[:, None].expand(y.shape)
 
 
 def warn_of_followed_content(client: ClientData) -> None:
-    """Warn on this machine alone if most examples' marks are a threshold of their own values.
+    """Warn on this machine only if the marks of most examples are a threshold of their own values.
 
-    Marks that follow content have no promise. It is no refusal: whether one is given would follow the content.
+    Marks that depend on content have no promise. It is not a refusal, because a refusal would itself depend on the
+    content.
     """
     marks = marks_of(client).flatten(1)
     x = client.x.flatten(1).to(torch.float64)
@@ -200,7 +203,7 @@ def warn_of_followed_content(client: ClientData) -> None:
 
 
 def _ends(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest chosen value [N] of each row [N, F]."""
+    """Return the smallest and the largest chosen value [N] of each row [N, F]."""
     low = x.masked_fill(~chosen, torch.inf).amin(1)
     high = x.masked_fill(~chosen, -torch.inf).amax(1)
     return low, high

@@ -23,27 +23,27 @@ _OTHERS = (
     -1e38,
     1e-42,
     1.0,
-)  # what the rest of a batch may hold
+)  # possible content of the other rows of a batch
 
 GradientRule = (
     ByChain | ByLayers | ByOperators | OneByOne
-)  # how gradients of single examples are computed
+)  # rules for the gradients of single examples
 
 
 @dataclass(frozen=True)
 class BatchForm:
-    """The form of a batch, by public numbers alone.
+    """Form of a batch, which depends on public numbers only.
 
     Attributes
     ----------
     width : int
-        Rows.
+        Number of rows.
     each : int
-        Rows of one person.
+        Number of rows of one person.
     formed : bool
         Whether persons' means are formed.
     spanned : bool
-        Whether they are spanned by factors of their inputs instead.
+        Whether means are represented by factors of their inputs instead.
     """
 
     width: int
@@ -53,17 +53,17 @@ class BatchForm:
 
 
 def reads_examples(rule: GradientRule) -> bool:
-    """Return whether norms of the examples themselves, known once, spare each step work."""
+    """Whether norms of the examples, computed once, save work in each step."""
     return isinstance(rule, ByChain) and rule.reads_examples
 
 
 def without_autograd(rule: GradientRule) -> torch.inference_mode:
-    """Run a chain without autograd: it computes its gradients itself, and a small head's step is a tenth shorter."""
+    """Run a chain without autograd, as it computes gradients itself; a small head's step is then a tenth shorter."""
     return torch.inference_mode(isinstance(rule, ByChain))
 
 
 def settings() -> tuple[object, ...]:
-    """Return what decides beside shapes which kernels run or raise; others' code may set it between two steps."""
+    """Return the settings that, like shapes, decide which kernels run or raise; other code may change them between steps."""
     lowered = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     return (
         torch.get_num_threads(),
@@ -86,26 +86,26 @@ def rows_are_isolated(
 ) -> bool:
     """Check that a row's result, and a person's mean, has the same bits whatever the other rows are.
 
-    It changes half of the rows of a batch of dummies to other values, and compares what the rest gives. The weights are
-    random: a server could choose some under which every row is NaN.
+    It changes half of the rows of a batch of dummies, and compares the results of the other half. The weights are
+    random, because a server could choose weights with which every row is NaN.
 
     Parameters
     ----------
     rule : ByChain, ByLayers, ByOperators or OneByOne
-        How gradients are computed.
+        Rule that computes gradients.
     model, layout
-        Whose they are.
+        Model of the gradients, and its layout.
     x, y : Tensor
-        Examples, whose shapes and types are used.
+        Examples and labels whose shapes and types are used.
     form : BatchForm
-        Of the batches to come.
+        Form of the batches to come.
     drawing : torch.Generator, optional
-        What the model draws from beside its own generators; states are put back.
+        Generator from which the model draws besides its own; its state is restored.
 
     Raises
     ------
     NotIsolated, ByValue, RuntimeError
-        If the rule is none for this model.
+        If the rule does not apply to this model.
     """
     generator = torch.Generator().manual_seed(0)
     kept = _States((*generators_of(model), drawing))
@@ -137,7 +137,7 @@ def rows_are_isolated(
 
 
 class _States:
-    """States of generators, to be put back."""
+    """States of generators, to be restored."""
 
     def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
         self._states: list[tuple[torch.Generator, Tensor]] = []
@@ -151,7 +151,7 @@ class _States:
 
 
 def _random_weights(layout: Layout, generator: torch.Generator) -> Tensor:
-    """Draw weights [D] that keep a signal's size."""
+    """Draw weights [D] that preserve a signal's scale."""
     scaled: list[Tensor] = []
     for block in layout.blocks:
         fan_in = block.size / block.shape[0] if block.shape else 1.0
@@ -161,7 +161,7 @@ def _random_weights(layout: Layout, generator: torch.Generator) -> Tensor:
 
 
 def _halves(units: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Choose the persons that are changed [units]: every second one and the rest, the first half and the second."""
+    """Choose the persons [units] that are changed: every second one, the others, the first half, the second half."""
     unit = torch.arange(units, device=device)
     is_even = unit % 2 == 0
     is_early = unit < units // 2
@@ -175,7 +175,7 @@ def _with_others(
     each: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the dummies, with what a batch may hold in the rows of those persons."""
+    """Return the dummies, with other possible content in the rows of those persons."""
     allowed = _OTHERS if dummies.is_floating_point() else (1,)
     values = torch.tensor(allowed, dtype=dtype, device=dummies.device)
     place = torch.arange(len(dummies), device=dummies.device)
@@ -194,7 +194,7 @@ def _bits_of(
     form: BatchForm,
     kept: _States,
 ) -> list[Tensor]:
-    """Return the bits of all that a step is made of, a row a person."""
+    """Return the bits of everything that enters a step, one row for each person."""
     kept.put_back()
     width = form.width
     each = form.each
@@ -207,7 +207,7 @@ def _bits_of(
         gradients, losses, _ = rule(examples, labels, there, known)
     parts = [_bits(part).view(persons, -1) for part in (*gradients.parts(), losses)]
     shares = torch.full((width,), 1 / each, dtype=torch.float64)
-    if form.spanned:  # rows of any values do
+    if form.spanned:  # here rows may have any values
         rows = examples.reshape(persons, each, -1)[:, :, :each].to(torch.float64)
         cores = gradients.head(shares).cores(shares, rows)
         parts.append(_bits(cores).flatten(1))
@@ -218,7 +218,7 @@ def _bits_of(
 
 
 def _bits(value: Tensor) -> Tensor:
-    """Return the bits of numbers, as integers."""
+    """Return the bits of numbers as integers."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     copied: Tensor = value.detach().contiguous().clone()
     return copied.view(kinds[value.element_size()])

@@ -1,6 +1,6 @@
-"""Gradients of single examples of one layer from its inputs and output gradients: a rule a kind of layer.
+"""Rules for the gradients of single examples of one kind of layer, from its inputs and output gradients.
 
-`layer_rule` registers one more: models with such layers then take the fast rule (`fedveil.learning.layerwise`):
+`layer_rule` registers another rule. Models with such layers then take the fast path (`fedveil.learning.layerwise`):
 
     @layer_rule(nn.Conv1d, axes=3, fits=lambda layer: layer.padding_mode == "zeros")
     def convolution(layer, inputs, grads):
@@ -24,7 +24,7 @@ from fedveil.learning.streams import KeyedDropout
 
 
 class NotIsolated(Exception):
-    """The rows of a batch may not stay apart in a model, or its layers' gradients have no rule."""
+    """Refusal: the rows of a batch may not stay apart in a model, or a layer's gradients have no rule."""
 
 
 Form = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
@@ -39,9 +39,9 @@ class LayerRule:
     form : callable
         ``(layer, inputs [B, ...], output gradients [B, ...]) -> {parameter: gradients [B, *shape]}``.
     axes : int
-        The least number of axes of inputs and outputs, the examples' among them.
+        Least number of axes of inputs and outputs, that of the examples included.
     fits : callable
-        ``(layer) -> bool``: whether this layer's options are ones that `form` follows.
+        ``(layer) -> bool``: whether `form` supports the layer's options.
     """
 
     form: Form
@@ -53,7 +53,7 @@ _RULES: dict[type[nn.Module], LayerRule] = {}
 
 
 def _always(layer: Any) -> bool:
-    """Take a layer with any options."""
+    """Accept a layer with any options."""
     return True
 
 
@@ -63,24 +63,24 @@ def layer_rule(
     axes: int = 2,
     fits: Callable[[Any], bool] = _always,
 ) -> Callable[[Form], Form]:
-    """Register the rule of a kind of layer: of exactly this class, without its subclasses.
+    """Register the rule of a kind of layer, for exactly this class and not for subclasses.
 
-    By registering a rule you promise three things (docs/rounding.md). A row of the layer's output, and of what the rule
-    returns, follows from the same row of its inputs alone. Neither raises for a value (an index beyond a table). The
-    layer keeps nothing from one call to the next. The start-up check of the kernels covers it as all others. A rule
-    that forms something else than the gradient trains something else, under the same promise.
+    By registering a rule you promise three things (docs/rounding.md). A row of the layer's output, and of the rule's
+    result, depends only on the same row of its inputs. Neither raises for a value (such as an index beyond a table).
+    The layer keeps nothing between calls. The start-up check of the kernels covers it like any other. If a rule returns
+    something else than the gradient, the model trains differently, but the promise stays the same.
 
     Parameters
     ----------
     kind : type
-        A class of `torch.nn` or one of yours, with parameters or without (the rule then returns an empty mapping).
+        Class of `torch.nn` or of your own. Without parameters the rule returns an empty mapping.
     axes, fits
         See `LayerRule`.
 
     Raises
     ------
     FieldError
-        If the kind has a rule.
+        If the kind already has a rule.
     """
 
     def register(form: Form) -> Form:
@@ -95,7 +95,7 @@ def layer_rule(
 
 
 def rule_of(layer: nn.Module) -> LayerRule | None:
-    """Return the rule of a layer's kind, where its options are ones that the rule follows."""
+    """Return the rule of a layer's kind if it supports the layer's options, else None."""
     rule = _RULES.get(type(layer))
     if rule is None or not rule.fits(layer):
         return None
@@ -103,7 +103,7 @@ def rule_of(layer: nn.Module) -> LayerRule | None:
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Return whether a module's rows are known to stay apart: torch, FedVeil or a registered rule says so."""
+    """Whether a module's rows are known to stay apart, by torch, FedVeil or a registered rule."""
     if isinstance(layer, _OF_AN_AXIS):
         axis = getattr(layer, "start_dim", getattr(layer, "dim", None))
         if not isinstance(axis, int) or axis < 1:
@@ -117,14 +117,14 @@ def refuse_hooks(model: nn.Module) -> None:
     Raises
     ------
     NotIsolated
-        If it has one.
+        If the model has one.
     """
     if torch_module._has_any_global_hook() or any(_has_hooks(m) for m in model.modules()):  # type: ignore[no-untyped-call]
         raise NotIsolated("a module has hooks")
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Return whether a module or its parameters have hooks, or something stands in for one of its methods."""
+    """Whether a module or its parameters have hooks, or one of its methods is replaced."""
     if layer._compiled_call_impl is not None or _has_any(layer, _HOOKS):
         return True
     replaced = [name for name in vars(layer) if callable(getattr(type(layer), name, None))]
@@ -158,7 +158,7 @@ def _pads_with_zeros(layer: nn.Conv2d) -> bool:
 def _convolution(layer: nn.Conv2d, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     n = len(a)
     outputs, *rest = layer.weight.shape
-    # one convolution, to which each example is a group of its own
+    # one convolution, with each example as its own group
     x = a.reshape(1, -1, *a.shape[2:])
     grads = b.reshape(1, -1, *b.shape[2:])
     options: Any = (layer.stride, layer.padding, layer.dilation, n * layer.groups)
@@ -187,7 +187,7 @@ def _layer_norm(layer: nn.LayerNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     return formed
 
 
-# without parameters: what they give for a row follows from that row alone
+# layers without parameters; their output for a row depends on that row only
 _PLAIN: frozenset[type[nn.Module]] = frozenset(
     {nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, KeyedDropout, ScaledInputs}
     | {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Softmax, nn.LogSoftmax}

@@ -1,7 +1,7 @@
-"""Inputs scaled inside a model: by a public constant, or each example by its own values.
+"""Scaling of inputs inside a model: by a public constant, or each example by its own values.
 
-Nothing here is learned or read off data, so no promise depends on it. Noise of one size in all directions costs least
-where inputs lie about 0.
+Nothing here is learned or derived from data, so no promise depends on it. Noise of one size in all directions harms
+least if inputs lie around 0.
 """
 
 from typing import Literal
@@ -11,21 +11,23 @@ from torch import Tensor, nn
 
 from fedveil.errors import require_choice
 
-MIDDLE = 0.5  # of declared ranges, which become 0 to 1
-FLAT = 0.05  # deviation that is added to an example's own: noise of a flat image is not stretched to its contrast
+MIDDLE = 0.5  # middle of declared ranges, which are scaled to 0 to 1
+FLAT = (
+    0.05  # added to an example's own deviation, so that the noise of a flat image is not amplified
+)
 
 Scaling = Literal["given", "centred", "standardised"]
 SCALINGS = ("given", "centred", "standardised")
 
 
 class ScaledInputs(nn.Module):
-    """The first layer of a model, without parameters.
+    """First layer of a model, without parameters, that scales inputs.
 
     Parameters
     ----------
     scaling : {"centred", "standardised"}
-        ``"centred"``: minus one half, for inputs declared to lie within 0 and 1. ``"standardised"``: each example minus
-        its own mean, over its own deviation plus 0.05.
+        ``"centred"``: subtract one half, for inputs declared to lie within 0 and 1. ``"standardised"``: subtract each
+        example's own mean, and divide by its own deviation plus 0.05.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-r"""Layer scores: how strongly each layer's gradient answers to the pixels of a sensitive region.
+r"""Layer scores: how strongly each layer's gradient depends on the pixels of a sensitive region.
 
 Source: FedRE (layer-wise local differential privacy from privacy-sensitive regions). With J_l(x) = d/dx of (d loss / d
 w_l), the score S_l is the Frobenius norm of J_l over the layer's parameters and the channels of one pixel. It is
@@ -21,7 +21,7 @@ Rectangle = tuple[int, int, int, int]
 Region = Tensor | Rectangle | Sequence[Rectangle]
 Parameters = dict[str, Tensor]
 
-_ELEMENTS = 1 << 24  # tangent elements held at once: bounds the memory of a chunk
+_ELEMENTS = 1 << 24  # tangent elements held at once, which bounds the memory of a chunk
 
 
 def layer_scores(
@@ -37,38 +37,39 @@ def layer_scores(
 ) -> dict[str, float]:
     """Score every layer of a module.
 
-    **The scores are computed from `x` and `y`: on a client's images they are private**, unless the images are public.
-    They are a ClientFact that must not leave the client, and a budget split by them leaks through the noise's size.
+    **The scores are computed from `x` and `y`, so on a client's images they are private**, unless the images are
+    public. They are a ClientFact that must not leave the client. A budget that is split by them leaks through the size
+    of the noise.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Left as it is; runs in evaluation mode, so dropout is off. Activations without a second derivative (ReLU) are
-        scored by what autograd takes it to be, which is 0.
+        Module, unchanged; runs in evaluation mode, so dropout is off. For activations without a second derivative
+        (ReLU), autograd uses 0.
     loss : str or callable
-        A name of the trainer's losses, or ``loss(outputs, y) -> scalar``. Each image is scored by itself, so a mean
-        over the batch and a sum are the same.
+        Name of a trainer's loss, or ``loss(outputs, y) -> scalar``. Each image is scored alone, so a mean over the
+        batch and a sum give the same.
     x : Tensor
-        [B, C, H, W].
+        [B, C, H, W], images.
     y : Tensor
-        [B, ...].
+        [B, ...], labels.
     region : Tensor or tuple of int
-        A bool mask [H, W], or (top, left, bottom, right) in pixels, the last two exclusive, or several such, the same
-        for all images; or bool masks [B, H, W], one an image.
+        Region of all images: a bool mask [H, W], or (top, left, bottom, right) in pixels with the last two exclusive,
+        or several such boxes. Or one bool mask for each image, [B, H, W].
     method : {"exact", "estimate", "signal"}
-        ``"exact"``: one forward-over-reverse product a coordinate of the region. ``"estimate"``: random directions v
-        in each layer's parameters, E[(v . J)_j^2] = ||J[:, j]||^2; all pixels at once. Its root is low by about
-        1 / (4 probes). ``"signal"``: the inverse length of the layer's gradient on these images, without J. A budget
-        split by it grows with the signal; the region plays no part.
+        ``"exact"``: one forward-over-reverse product for each coordinate of the region. ``"estimate"``: random
+        directions v in each layer's parameters, for all pixels at once, as E[(v . J)_j^2] = ||J[:, j]||^2; the root is
+        low by about 1 / (4 probes). ``"signal"``: the inverse length of the layer's gradient on these images, without
+        J. A budget that is split by it grows with the signal; the region has no influence.
     probes : int
-        Random directions of the estimate.
+        Number of random directions of the estimate.
     seed : int
-        Of the random directions; the global random state is not used.
+        Seed of the random directions; the global random state is not used.
 
     Returns
     -------
     dict of str to float
-        In layout order.
+        Score of each layer, in layout order.
 
     Raises
     ------
@@ -94,17 +95,17 @@ def score_models(
     probes: int = 32,
     seed: int = 0,
 ) -> Tensor:
-    """Score several parameter vectors of one module, as a server does on public images.
+    """Return the layer scores of several parameter vectors, as a server computes them on public images.
 
     Parameters
     ----------
     models : Tensor
-        [n, d]. The other parameters are those of :func:`layer_scores`.
+        [n, d], parameter vectors. For the other parameters see :func:`layer_scores`.
 
     Returns
     -------
     Tensor
-        [n, L], float64, layers (modules) in layout order.
+        [n, L], float64 scores, layers (modules) in layout order.
     """
     layout.check(models, "models")
     if models.dim() != 2:
@@ -128,12 +129,12 @@ def score_maps(
     probes: int = 32,
     seed: int = 0,
 ) -> Tensor:
-    """Measure how strongly each layer's gradient answers to each pixel: the FedRE paper's figures 2 and 4.
+    """Return how strongly each layer's gradient depends on each pixel (the FedRE paper's figures 2 and 4).
 
     Parameters
     ----------
     vector : Tensor
-        [d], the model. The other parameters are those of :func:`layer_scores`; private as those are.
+        [d], model. For the other parameters see :func:`layer_scores`; the maps are private like the scores.
 
     Returns
     -------
@@ -151,7 +152,7 @@ def region_mask(region: Region, height: int, width: int) -> Tensor:
     Raises
     ------
     FieldError
-        If it is empty, out of the image, or of the wrong type or shape.
+        If the region is empty, outside the image, or of the wrong type or shape.
     """
     if isinstance(region, Tensor):
         if region.dtype != torch.bool or tuple(region.shape) != (height, width):
@@ -192,7 +193,7 @@ def region_masks(region: Region, count: int, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Answers:
-    """Answers of a module's gradient to pixels, by one method."""
+    """Dependence of a module's gradient on pixels, computed by one method."""
 
     module: nn.Module
     layout: Layout
@@ -208,7 +209,7 @@ class _Answers:
         y: Tensor,
         region: Region,
     ) -> Tensor:
-        """Score every layer, [L]."""
+        """Return the scores of all layers, [L]."""
         if self.method == "signal":
             return self._weakness(parameters, x, y)
         if x.dim() != 4 or not len(x) or len(x) != len(y):
@@ -255,7 +256,7 @@ class _Answers:
         y: Tensor,
         masks: Tensor,
     ) -> Tensor:
-        """Return [B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""
+        """Return [B, L, H, W]: the norm of each layer's J at each pixel of the masks; other pixels may have 0."""
         require_choice("method", self.method, ("exact", "estimate"))
         require_count("probes", self.probes)
         x, y = _beside(parameters, x.detach(), y)
@@ -281,7 +282,7 @@ class _Answers:
         parameters: Parameters,
         loss: Callable[[Parameters], Tensor],
     ) -> Parameters:
-        """Return the gradients of a loss of the weights; they can be differentiated once more."""
+        """Return the gradients of a loss with respect to the weights; they can be differentiated again."""
         weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         with torch.enable_grad():
             gradients = torch.autograd.grad(
@@ -299,7 +300,7 @@ class _Answers:
         y: Tensor,
         mask: Tensor,
     ) -> Tensor:
-        """Return the map [L, H, W] of one image, a column of J for each coordinate of the mask's pixels."""
+        """Return the map [L, H, W] of one image, from one column of J for each coordinate of the mask's pixels."""
         channels = x.shape[1]
         plane = mask.numel()
         pixels = mask.reshape(-1).nonzero().reshape(-1)
@@ -337,7 +338,7 @@ class _Answers:
     def _estimate(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
         """Return the maps [B, L, H, W], from random directions.
 
-        v . J = d/dx of (v . dl/dw): one graph of the gradient serves all layers and directions.
+        As v . J = d/dx of (v . dl/dw), one graph of the gradient serves all layers and directions.
         """
         generator = torch.Generator().manual_seed(keyed_seed("layer scores", self.seed))
         images = x.clone().requires_grad_()
@@ -372,7 +373,7 @@ class _Answers:
 
 
 def _beside(parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images and labels where the parameters are, images in their type."""
+    """Return images and labels on the parameters' device, images in their type."""
     some = next(iter(parameters.values()))
     return x.to(some.device, some.dtype), y.to(some.device)
 
@@ -382,7 +383,7 @@ def _derivative_along(
     direction: Sequence[Tensor],
     images: Tensor,
 ) -> Tensor | None:
-    """Return d/dx of (v . dl/dw), like the images; None where it follows no pixel."""
+    """Return d/dx of (v . dl/dw), in the shape of the images; None if it depends on no pixel."""
     with torch.enable_grad():
         products = [(gradient * v).sum() for gradient, v in zip(gradients, direction, strict=True)]
         along = torch.stack(products).sum()

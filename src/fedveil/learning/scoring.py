@@ -1,4 +1,4 @@
-"""Layer scores of clients and of the public set: which images are scored, and what a client does that marks nothing."""
+"""Layer scores of clients and of the public set: choice of images, and treatment of clients without marks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,21 +25,22 @@ class Scoring(Parameters):
     Parameters
     ----------
     images : int
-        Images that are scored, for all images of a client and for `every` rounds.
+        Number of images that are scored; they stand for all images of a client and for `every` rounds.
     every : int
-        Rounds from one scoring to the next; in between a client uses its last scores. Above 1 everybody must take part
-        in every round.
+        Number of rounds between scorings; in between a client uses its last scores. Above 1, every client must take
+        part in every round.
     draw : {"fixed", "anew"}
-        The first ones that mark something, or others in every round.
+        "fixed": the first images with marks. "anew": others in every round.
     method : {"exact", "estimate", "signal"}
-        As for `layer_scores`.
+        Method, as for `layer_scores`.
     probes : int
         Random directions of the estimate.
     unmarked : {"everything", "uniform", "refuse"}
-        For a client that marks nothing: take every pixel as sensitive, split its budget evenly, or fail, which leaves
-        noise alone. Noise shows the server the split; an even one shows that the client marks nothing, or failed.
+        Treatment of a client without marks: every pixel counts as sensitive, the budget is split evenly, or the client
+        fails and sends noise alone. The noise reveals the split to the server; an even split reveals that the client
+        has no marks or failed.
     pixels : {"marked", "all"}
-        "all" scores layers on whole images, whatever is marked, on the server too: the baseline without regions.
+        "all" scores layers on whole images, whatever is marked, also on the server: the baseline without regions.
     """
 
     images: Count = 10
@@ -53,22 +54,22 @@ class Scoring(Parameters):
 
 @dataclass(frozen=True, eq=False)
 class LayerScorer:
-    """Scores the layers of models, for methods that need it.
+    """Scorer of models' layers, for methods that need scores.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The architecture.
+        Architecture.
     layout : Layout
-        Of the model.
+        Layout of the model.
     loss : str or callable
-        Of local training.
+        Loss of local training.
     region : Region, optional
-        The sensitive pixels of every image.
+        Sensitive pixels of every image.
     how : Scoring
-        Images, draws and method.
+        Options: images, draws and method.
     unmarked : mapping of int to str
-        By partition, what clients of their own choice do that mark nothing.
+        Choices of clients without marks, by partition.
     """
 
     model: nn.Module
@@ -79,7 +80,7 @@ class LayerScorer:
     unmarked: Mapping[int, str]
 
     def of_client(self, start: Tensor, client: ClientData, key: Key) -> dict[str, float]:
-        """Score the layers of a start [d] on a client's images, by name."""
+        """Return the layer scores of a start [d] on a client's images, by name."""
         layers = self.layout.groups("module")
         choice = self.unmarked.get(key[2], self.how.unmarked)
         if choice == "uniform" and _marks_nothing(client, self.how):
@@ -88,7 +89,7 @@ class LayerScorer:
         return dict(zip(layers, scores.tolist(), strict=True))
 
     def of_models(self, models: Tensor, public: ClientData) -> Tensor:
-        """Score the layers [n, L] of models [n, d] on public images."""
+        """Return the layer scores [n, L] of models [n, d] on public images."""
         return self._score(models, public, None, self.how.unmarked)
 
     def _score(self, models: Tensor, data: ClientData, key: Key | None, unmarked: str) -> Tensor:
@@ -96,7 +97,7 @@ class LayerScorer:
         masks, how = data.masks, self.how
         images = (
             data.x if data.x.dim() > 2 else data.x[:, None, None]
-        )  # features are a row of pixels
+        )  # features are one row of pixels
         if how.pixels == "all":
             masks = torch.ones(len(images), *images.shape[2:], dtype=torch.bool)
         if masks is None and self.region is None:
@@ -128,7 +129,7 @@ class LayerScorer:
 
 
 def scored_rows(data: ClientData, how: Scoring, key: Key | None = None) -> Tensor:
-    """Choose the images of a client (with its key), or of the public set, that layers are scored on; ascending."""
+    """Choose the images of a client (with its key) or of the public set on which layers are scored; ascending."""
     rows = torch.arange(len(data.x))
     if data.masks is not None and how.pixels == "marked" and data.masks.any():
         rows = data.masks.flatten(1).any(1).nonzero().reshape(-1)

@@ -1,4 +1,4 @@
-"""The streams of local training: shuffling and dropout, keyed by the client's key and by nothing else."""
+"""Random streams of local training: shuffling and dropout, keyed only by the client's key."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _ROUNDS = [
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
 ]
 _LAST = np.uint64(31)
-# Trailing axes that one decision covers: a whole channel for the spatial kinds.
+# Trailing axes that one decision covers: a whole channel in the spatial kinds of dropout.
 _SHARED_AXES: dict[type[nn.Module], int] = {
     nn.Dropout: 0,
     nn.Dropout1d: 1,
@@ -36,7 +36,7 @@ def stream(
     purpose: str,
     generator: torch.Generator | None = None,
 ) -> torch.Generator:
-    """Return a generator seeded for one client, round and purpose; an existing one may be seeded anew."""
+    """Return a generator seeded for one client, round and purpose; a given generator is seeded again."""
     if generator is None:
         generator = torch.Generator()
     return generator.manual_seed(keyed_seed("train", *key, purpose))
@@ -44,7 +44,7 @@ def stream(
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
-    """Seed what others' code draws from, of torch, NumPy and Python, and put it back."""
+    """Seed the global generators of torch, NumPy and Python for others' code, and restore them afterwards."""
     numbers = np.random.get_state()  # noqa: NPY002 - what others' code draws from
     python = random.getstate()
     with torch.random.fork_rng(devices=[]):
@@ -57,7 +57,7 @@ def drawing(seed: int) -> Iterator[None]:
 
 
 def draw_from(seed: int) -> None:
-    """Seed what others' code draws from; NumPy's generator takes 32 bits."""
+    """Seed the global generators for others' code; NumPy's takes 32 bits."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & ((1 << 32) - 1))  # noqa: NPY002
     random.seed(seed)
@@ -68,24 +68,24 @@ def epoch_orders(
     examples: Sequence[int] | Ints,
     epochs: int,
 ) -> Ints:
-    """Return the order in which clients go through their examples: every epoch another permutation.
+    """Return the order in which clients use their examples, another permutation in every epoch.
 
-    The hash of (key, epoch, example) is sorted, so that a client's order depends on its own key alone, and many
-    clients are shuffled in one pass. (Shuffling is no mechanism: nothing about privacy rests on it.)
+    Hashes of (key, epoch, example) are sorted. So a client's order depends only on its own key, and many clients are
+    shuffled at once. No privacy promise depends on shuffling.
 
     Parameters
     ----------
     keys : sequence of tuple of int
-        n of them, all of one length.
+        n keys of the same length.
     examples : sequence of int
-        [n], N of each client.
+        [n], number of examples N of each client.
     epochs : int
-        E.
+        Number of epochs E.
 
     Returns
     -------
     ndarray
-        [n, E, largest N] int64: numbers from 0 to N - 1; what stands behind a client's N means nothing.
+        [n, E, largest N] int64: numbers from 0 to N - 1; entries beyond a client's N have no meaning.
     """
     counts = np.asarray(examples, np.int64)
     index: Words = np.arange(counts.max(initial=0), dtype=np.uint64)
@@ -95,13 +95,11 @@ def epoch_orders(
     if counts.min(initial=len(index)) < len(index):
         is_empty = index >= counts[:, None]
         np.copyto(hashed, np.uint64(_MASK), where=is_empty[:, None])
-    return hashed.argsort(
-        axis=2, kind="stable"
-    )  # so that no hash stands behind the places that nobody fills
+    return hashed.argsort(axis=2, kind="stable")  # so that hashes sort before the empty places
 
 
 def _seeds(keys: Sequence[Key]) -> Words:
-    """Hash each key."""
+    """Return a hash of each key."""
     words: list[list[int]] = []
     for key in keys:
         words.append([part & _MASK for part in key])
@@ -120,7 +118,7 @@ def _mixed(words: Words) -> Words:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout under an explicit generator.
+    """Dropout that draws from an explicit generator.
 
     Parameters
     ----------
@@ -129,8 +127,8 @@ class KeyedDropout(nn.Module):
     axes : int
         Trailing axes that share one decision (0 for ordinary dropout).
     generator : torch.Generator, optional
-        On the CPU; masks are drawn there whatever the device of the input, so the device does not change them.
-        Without one they come from PyTorch's global state there: a trace has no place for a generator.
+        Generator on the CPU. Masks are drawn on the CPU for inputs on any device, so the device does not change them.
+        Without a generator they come from PyTorch's global state, as a trace cannot hold a generator.
     """
 
     def __init__(self, p: float, axes: int, generator: torch.Generator | None) -> None:
@@ -151,7 +149,7 @@ class KeyedDropout(nn.Module):
         return x * (keep.to(x.device, x.dtype) / (1 - self.p))
 
     def _drawn(self, shape: Sequence[int]) -> Tensor:
-        """Draw which decisions keep."""
+        """Draw which decisions are kept."""
         if self.generator is None:
             return torch.bernoulli(torch.empty(shape), 1 - self.p)
         return torch.rand(shape, generator=self.generator, dtype=torch.float32) >= self.p

@@ -1,4 +1,4 @@
-"""Work shared between threads, which stop soon after a job raised or the caller was interrupted."""
+"""Jobs shared between threads; all stop soon after a job raises or the caller is interrupted."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ J = TypeVar("J")
 
 
 class Interrupted(BaseException):
-    """End of work that nobody waits for any longer; no error, so that nobody takes it for a client's failure."""
+    """End of work whose result nobody needs any longer; a BaseException, so that it is not taken for a client's failure."""
 
 
 class Threads:
-    """Members that do jobs side by side, each in a thread of its own on one intra-op thread."""
+    """Members that do jobs in parallel, each in its own thread with one intra-op thread."""
 
     def __init__(self) -> None:
         self._here = threading.local()
 
     def raise_if_stopped(self) -> None:
-        """End this thread's work if a job raised or the caller of `run` was interrupted; to be called often.
+        """End this thread's work if a job raised or the caller of `run` was interrupted; call it often.
 
         Raises
         ------
@@ -42,17 +42,17 @@ class Threads:
     ) -> None:
         """Do all jobs, in order.
 
-        What a job raises, or Ctrl-C in the caller, ends the others at their next `raise_if_stopped`. No thread touches
-        a member after this has returned or raised.
+        If a job raises, or the caller gets Ctrl-C, the others end at their next `raise_if_stopped`. After this function
+        returns or raises, no thread touches a member.
 
         Parameters
         ----------
         members : sequence
-            Whatever each thread needs for itself.
+            One member for each thread, such as a model that only this thread uses.
         jobs : sequence
-            A single one, or those of a single member, are done by the caller.
+            Jobs. If there is one job or one member, the caller's thread does all jobs.
         work : callable
-            Given a member and a job.
+            Called with a member and a job.
         """
         if len(members) == 1 or len(jobs) < 2:
             for job in jobs:
@@ -89,14 +89,14 @@ class Threads:
 
 
 class _Call:
-    """Threads at work for one call of `run`.
+    """Threads that work for one call of `run`.
 
-    An interruption may come while a thread starts, and no pool knows of it then.
+    An interruption may come while a thread starts, when no pool knows of the thread yet.
 
     Attributes
     ----------
     stopped : bool
-        Whether its threads have to stop: the caller was interrupted, or a job raised.
+        Whether the threads have to stop, because the caller was interrupted or a job raised.
     """
 
     def __init__(self) -> None:
@@ -104,13 +104,13 @@ class _Call:
         self._change, self._busy = threading.Condition(), 0
 
     def enter(self) -> bool:
-        """Count a thread in, unless all have to stop."""
+        """Count a thread as started and return True, unless all have to stop."""
         with self._change:
             self._busy += not self.stopped
             return not self.stopped
 
     def leave(self) -> None:
-        """Count a thread out."""
+        """Count a thread as ended."""
         with self._change:
             self._busy -= 1
             self._change.notify_all()

@@ -1,4 +1,4 @@
-"""PyTorch's own losses as means of losses of single labels, which record level needs."""
+"""PyTorch losses as means over labels, a form that record level needs."""
 
 from copy import deepcopy
 from functools import partial
@@ -29,28 +29,28 @@ _FUNCTIONS: tuple[tuple[Any, Any], ...] = (
     (F.huber_loss, nn.HuberLoss),
     (F.poisson_nll_loss, nn.PoissonNLLLoss),
 )
-IGNORED = -100  # the label that torch's cross-entropy passes over
+IGNORED = -100  # label that torch's cross-entropy ignores
 NAMES = tuple(kind.__name__ for kind in (*_CLASS_LOSSES, *_NUMBER_LOSSES))
 
 
 def mean_of_mask(logs: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over labels of minus the masked logarithms [B, classes, ...]; a void label counts 0."""
+    """Return the mean over labels of minus the masked logarithms [B, classes, ...]; a void label counts as 0."""
     return -torch.where(mask, logs, 0.0).sum(1).mean()
 
 
 def paired(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets that are numbers in one shape: an output [B, 1] fits targets [B]."""
+    """Return outputs and targets as numbers in one shape; an output [B, 1] fits targets [B]."""
     fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
     return fitted, y.to(output.dtype)
 
 
 class Paired:
-    """A loss of numbers by a name of FedVeil's: PyTorch's, for which an output [B, 1] fits targets [B].
+    """PyTorch loss of numbers under a FedVeil name; an output [B, 1] fits targets [B].
 
     Parameters
     ----------
     loss : torch.nn.Module
-        One of `NAMES` that takes numbers.
+        Loss of a kind in `NAMES` that takes numbers.
     """
 
     def __init__(self, loss: nn.Module) -> None:
@@ -68,28 +68,28 @@ class Paired:
 
     @property
     def each(self) -> "Labelwise":
-        """The loss of each number."""
+        """Return the loss of each number."""
         return Labelwise(self.loss, paired=True)
 
 
 class Labelwise:
-    """One loss a label, of which a loss of PyTorch is the mean.
+    """Loss of each label; the PyTorch loss is its mean.
 
-    Weights of classes multiply an example's loss: they are public, and not divided out within a batch.
+    Class weights multiply an example's loss. They are public, and the mean of a batch is not divided by them.
 
     Parameters
     ----------
     loss : torch.nn.Module
-        One of `NAMES`, exactly, with ``reduction="mean"``.
+        Loss whose class is exactly one of `NAMES`, with ``reduction="mean"``.
     paired : bool
         Whether an output [B, 1] fits targets [B], and targets may be whole numbers.
 
     Attributes
     ----------
     ignored : int
-        The class that counts as nothing.
+        Class that is ignored.
     of_classes : bool
-        Whether it takes numbers of classes.
+        Whether the targets are class numbers.
     """
 
     def __init__(self, loss: nn.Module, *, paired: bool = False) -> None:
@@ -102,11 +102,11 @@ class Labelwise:
 
     @property
     def name(self) -> str:
-        """Its name in PyTorch."""
+        """Name of the loss in PyTorch."""
         return type(self._loss).__name__
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return losses [B, ...]; outputs and targets that are numbers must have one shape."""
+        """Return losses [B, ...]; outputs and numeric targets must have the same shape."""
         if self._paired:
             output, y = paired(output, y)
         if not self.of_classes and output.shape != y.shape:
@@ -122,7 +122,7 @@ class Labelwise:
         return self(output, y).mean()
 
     def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean loss of a batch, of classes as a mask [B, classes, ...]: an index may raise."""
+        """Return the mean loss of a batch whose classes are a mask [B, classes, ...], as an index may raise."""
         logs = output if isinstance(self._loss, nn.NLLLoss) else output.log_softmax(1)
         if self._loss.weight is not None:
             trailing = [1] * (logs.dim() - 2)
@@ -131,12 +131,12 @@ class Labelwise:
 
     @property
     def has_mask(self) -> bool:
-        """Whether `of_mask` is this loss."""
+        """Whether `of_mask` computes the same loss."""
         return self.of_classes and not getattr(self._loss, "label_smoothing", 0.0)
 
 
 def labelwise(loss: Any) -> Labelwise | str | None:
-    """Return a loss of PyTorch as one loss a label, or its name if FedVeil has it; None for any other loss."""
+    """Return a PyTorch loss by label, or its name if FedVeil has it; None for any other loss."""
     module = _as_module(loss)
     if type(module) not in (*_CLASS_LOSSES, *_NUMBER_LOSSES) or module.reduction != "mean":
         return None
@@ -146,7 +146,7 @@ def labelwise(loss: Any) -> Labelwise | str | None:
 
 
 def _as_module(loss: Any) -> Any:
-    """Return the module of a loss that is a function of PyTorch's, with its keywords; anything else as it is."""
+    """Return the module for a PyTorch loss function with its keywords; anything else unchanged."""
     function = loss
     keywords: dict[str, Any] = {}
     if isinstance(loss, partial) and loss.keywords and not loss.args:

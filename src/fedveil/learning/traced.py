@@ -1,8 +1,8 @@
-"""Gradients of single examples for a module with code of its own: a fixed list of operators, or one example a call.
+"""Gradients of single examples for a module with its own code: by a fixed list of operators, or one by one.
 
-`torch.func.vmap` keeps examples apart in exact arithmetic. Its trace on dummies is a list of operators that no value of
-the data changes: no branch, no exception, no state between calls. Each operator must be one whose result for a row, at
-its place in a batch of this size, follows from that row alone.
+`torch.func.vmap` keeps examples apart in exact arithmetic. Its trace on dummies is a fixed list of operators: no
+branch, exception or state depends on data. Each operator's result for a row, at its place in a batch of this size, must
+depend on that row only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,22 +31,22 @@ from fedveil.mechanisms.source import keyed_seed
 
 Shape = tuple[int, ...]
 
-_MEASURED = 32  # examples of a batch that one example a call is timed against
+_MEASURED = 32  # examples of a batch against which one call for each example is timed
 
 
 class ByOperators:
-    """The rule for a trace: one list of operators a shape, made on dummies.
+    """Gradient rule by a trace: one list of operators for each shape, made on dummies.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Read only.
+        Model, only read.
     layout : Layout
-        Of the model.
+        Layout of the model.
     loss : str or Labelwise
-        Of an example.
+        Loss of an example.
     generator : torch.Generator, optional
-        What a module draws from the global random state comes from this one's stream.
+        Source of what a module draws from the global random state.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ByOperators:
         Raises
         ------
         ByValue
-            If it cannot be traced, or has an operator that is not known to be blind to values.
+            If the model cannot be traced, or an operator may depend on values.
         """
         module = with_traced_dropout(fresh(self._model))
         running = running_layers(module)
@@ -80,7 +80,7 @@ class ByOperators:
             with catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 filterwarnings(
                     "ignore", message="There is a performance drop"
-                )  # what is traced is refused below
+                )  # a traced branch is refused below
                 graph = recorded(step, *self._parameters(), x, y, layers=running)
         except Exception as error:
             raise self._untraceable(error, running) from error
@@ -93,12 +93,12 @@ class ByOperators:
         self._graphs[x.shape] = graph, outputs
 
     def trace_forward(self, x: Tensor) -> None:
-        """Trace the forward pass alone, which takes a fraction of the time, on dummies [B, ...].
+        """Trace only the forward pass on dummies [B, ...], which takes a fraction of the time.
 
         Raises
         ------
         ByValue
-            If it cannot be traced, or has an operator that is not known to be blind to values.
+            If the model cannot be traced, or an operator may depend on values.
         """
         module = with_traced_dropout(fresh(self._model))
         running = running_layers(module)
@@ -141,7 +141,7 @@ class ByOperators:
         return tuple(outputs.shape)[1:]
 
     def _untraceable(self, error: Exception, running: Sequence[str]) -> ByValue:
-        """Say why the model has no trace, and in which of the layers that were running."""
+        """Return the refusal that tells why the model has no trace, and in which running layer."""
         reason = str(error).partition("\n")[0]
         if ".item()" in reason:
             reason = "it reads a number out of an example, as packed sequences do: pad to one length instead"
@@ -156,7 +156,7 @@ class ByOperators:
         y: Tensor,
         loss: LossFunction,
     ) -> bool:
-        """Return whether an operator is one of the loss by itself, on outputs of this shape."""
+        """Whether the loss alone, on outputs of this shape, has this operator."""
 
         def of_row(output: Tensor, target: Tensor) -> Tensor:
             return loss(output[None], target[None])
@@ -177,7 +177,7 @@ class ByOperators:
 
 
 class OneByOne:
-    """The rule for every other model: each example in a call of its own, on a copy of the module of its own.
+    """Gradient rule for every other model: each example has its own call, on its own copy of the module.
 
     Parameters as for `ByOperators`.
     """
@@ -203,7 +203,7 @@ class OneByOne:
         here: Tensor,
         lengths: Tensor | None = None,
     ) -> GradientsAndLosses:
-        """Return gradients, losses [B], and which examples [B] have both: one that raises has not."""
+        """Return gradients, losses [B], and which examples [B] have both; an example that raises has neither."""
         dtype = self._layout.dtype
         rows = torch.zeros((len(x), self._layout.size), dtype=dtype, device=x.device)
         losses = torch.zeros(len(x), dtype=dtype, device=x.device)
@@ -221,7 +221,7 @@ class OneByOne:
         return Gradients([formed], self._layout), losses, good
 
     def _draw_from(self, seed: int | None, place: int) -> None:
-        """Let masks follow an example's place: one stream for all would tell who came before, by 32 bits of seed."""
+        """Seed masks by an example's place, as one stream for all would reveal earlier examples (32 bits of seed)."""
         if seed is None:
             return
         draw_from(keyed_seed("place", seed, place, 0))
@@ -233,7 +233,7 @@ class OneByOne:
         """Return the gradient [d] and the loss of one example [1, ...]."""
         module = fresh(
             self._model, shared=False
-        )  # code that sets its weights would set those of the next example
+        )  # code that sets its own weights would otherwise set those of the next example
         every = dict(module.named_parameters())
         parameters = [every[name] for name in self._layout.names]
         loss = self.loss(outputs_of(module(x)), y)
@@ -246,7 +246,7 @@ class OneByOne:
 
 
 def _gradients_of_rows(module: nn.Module, loss: LossFunction) -> Callable[..., Any]:
-    """Return (parameters by name, x, y) -> (gradients by name, losses) of each row by itself."""
+    """Return a function (parameters by name, x, y) -> (gradients by name, losses) of each row by itself."""
 
     def of_row(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
         with WrittenOut():
@@ -258,7 +258,7 @@ def _gradients_of_rows(module: nn.Module, loss: LossFunction) -> Callable[..., A
 
 
 def _without_overwriting(of_rows: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """Return (*parameters, x, y) -> [*gradients, losses] of a function of parameters by name, with nothing in place."""
+    """Return a function (*parameters, x, y) -> [*gradients, losses] without in-place operations."""
 
     def flat(*given: Tensor) -> list[Tensor]:
         *parameters, x, y = given
@@ -275,7 +275,7 @@ def times_slower(
     y: Tensor,
     loss: LossFunction,
 ) -> float | None:
-    """Measure how much longer examples take one by one than in one batch, on zeros like x and y [N, ...]; or None."""
+    """Return how many times longer examples take one by one than in a batch, on zeros like x and y [N, ...]; or None."""
     shared = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def seconds(rows: int) -> float:
@@ -286,7 +286,7 @@ def times_slower(
         torch.autograd.grad(loss(outputs_of(module(examples)), labels), shared, allow_unused=True)
         return perf_counter() - began
 
-    with suppress(Exception):  # code of somebody's own
+    with suppress(Exception):  # the model is the user's code
         seconds(1)
         one = min(seconds(1), seconds(1))
         batch = min(seconds(_MEASURED), seconds(_MEASURED))
@@ -296,7 +296,7 @@ def times_slower(
 
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
-    """Draw what a module takes from global random states from this generator's stream.
+    """Seed the global random states, from which a module may draw, from this generator's stream.
 
     Yields
     ------
@@ -312,15 +312,15 @@ def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
 
 
 def _may_follow_values(owner: str, node: Node) -> ByValue:
-    """Refuse a model or a loss for an operator, and name the layer that called it."""
+    """Return the refusal of a model or loss for an operator, naming the layer that called it."""
     layer = node.meta.get("layer")
     place = f" in its layer {layer}" if layer else ""
     return ByValue(f"{owner} uses {node.target}{place}, which may follow values")
 
 
 def _not_blind(graph: GraphModule) -> Node | None:
-    """Return the first operator that may follow values."""
-    public: set[Node] = set()  # what follows from constants of the model alone
+    """Return the first operator that may depend on values."""
+    public: set[Node] = set()  # nodes that depend only on constants of the model
     for node in graph.graph.nodes:
         found: Node = node
         is_function = node.op == "call_function"
@@ -334,7 +334,7 @@ def _not_blind(graph: GraphModule) -> Node | None:
 
 
 def _blind(node: Node, public: set[Node]) -> bool:
-    """Return whether an operator neither follows values nor raises for some.
+    """Whether an operator neither depends on values nor raises for some of them.
 
     Numbers of rows have to be constants, or clamped.
     """
@@ -347,14 +347,14 @@ def _blind(node: Node, public: set[Node]) -> bool:
     if node.target is getitem:
         return True
     if name == "aten.bernoulli":
-        return overload == "p"  # others take probabilities, and raise beyond [0, 1]
+        return overload == "p"  # other overloads take probabilities, and raise outside [0, 1]
     if name in _DIVIDING and _gives_whole_numbers(node) and not overload.startswith("Scalar"):
-        return False  # by zero
+        return False  # division by zero raises
     return name in _OPERATORS
 
 
 def _indices(node: Node) -> list[Any]:
-    """Return what an operator takes rows by."""
+    """Return the indices by which an operator selects rows."""
     indices: list[Any] = []
     for value in node.args[1:2]:
         if isinstance(value, list | tuple):
@@ -370,7 +370,7 @@ def _gives_whole_numbers(node: Node) -> bool:
 
 
 def _within(index: Node, node: Node) -> bool:
-    """Return whether the numbers of rows that are gathered or scattered are clamped to those that there are."""
+    """Whether the row numbers that are gathered or scattered are clamped to existing rows."""
     table, axis = node.args[:2]
     assert isinstance(table, Node)
     assert isinstance(axis, int)
@@ -381,8 +381,8 @@ def _within(index: Node, node: Node) -> bool:
     return index.target is torch.ops.aten.clamp.default and index.args[1:] == (0, rows - 1)
 
 
-# Operators of a batch whose rows meet nobody else's, that raise for no value, and whose kernel follows none: so no
-# indexing (it raises), sorting, sparse or dynamically quantised one.
+# Operators that keep a batch's rows apart, raise for no value, and have one kernel for all values. So no indexing (it
+# raises), sorting, sparse or dynamically quantised operator.
 _BLIND = """
 _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax _log_softmax_backward_data _safe_softmax _softmax
 _softmax_backward_data _to_copy _unsafe_view abs acos acosh add addbmm addcdiv addcmul addmm alias all amax amin any
@@ -417,4 +417,6 @@ _RESHAPING = frozenset(
     {f"aten.{name}" for name in ("view", "expand", "unsqueeze", "squeeze", "reshape", "clone")}
 )
 _OPERATORS = frozenset(f"aten.{name}" for name in _BLIND.split())
-_DIVIDING = frozenset({"aten.div", "aten.remainder", "aten.fmod"})  # whole numbers by 0 raise
+_DIVIDING = frozenset(
+    {"aten.div", "aten.remainder", "aten.fmod"}
+)  # raise for whole numbers divided by 0

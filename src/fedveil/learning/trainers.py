@@ -1,4 +1,4 @@
-"""Clients trained side by side by worker threads, and the choice of a trainer by name."""
+"""Worker threads that train clients in parallel, and the choice of a trainer by name."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,12 +25,12 @@ Then = Callable[[Key, Trained | Exception], Trained | Exception]
 
 _LOG = logger(__name__)
 TRAINERS = ("auto", "batched", "sequential")
-# Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed).
+# Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed instead).
 _STOCHASTIC = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 class WorkerTrainer:
-    """Train several clients at once; the bits are those of one client after another on one intra-op thread.
+    """Train several clients in parallel, with the same bits as one client after another on one intra-op thread.
 
     Small models gain nothing from threads inside an operation and much from threads over clients. Two workers train the
     48x48 CNN about 1.5 times faster than two intra-op threads do.
@@ -40,8 +40,7 @@ class WorkerTrainer:
     model, layout, local, device, precision
         See `SequentialTrainer`.
     workers : int
-        Threads. Models with modules that this library does not know to be free of shared randomness are trained by
-        one worker, with one line in the log.
+        Number of threads. A model whose modules may share randomness is trained by one worker, and the log says so.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class WorkerTrainer:
 
     @property
     def workers(self) -> int:
-        """Threads in use."""
+        """Number of threads in use."""
         return len(self._trainers)
 
     def train(
@@ -94,7 +93,7 @@ class WorkerTrainer:
             [outcome] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])
             results[i] = outcome if then is None else then(keys[i], outcome)
 
-        # the largest first, so that no worker is left with a long one at the end
+        # the largest first, so that no worker has a long one at the end
         order = sorted(range(len(clients)), key=lambda i: -clients[i].examples)
         self._threads.run(self._trainers, order, work)
         return [results[i] for i in range(len(clients))]
@@ -119,25 +118,26 @@ def make_trainer(
     model, layout, local, device
         See `SequentialTrainer`.
     kind : {"auto", "batched", "sequential"}
-        ``"auto"`` batches every model that can be batched; `BatchedTrainer` takes the size of blocks from the size of
-        the model. Otherwise it trains one client after another, with one line in the log. ``"sequential"`` runs the
-        model's own code and gives the same bits whoever else is trained, under every engine. The others agree with it
-        within the tolerances of `BatchedTrainer`.
+        ``"auto"`` batches every model that can be batched, in blocks whose size follows from the model's. Other models
+        are trained one client after another, and the log says so. ``"sequential"`` runs the model's own code, and gives
+        the same bits under every engine, whoever else is trained. The others agree with it within the tolerances of
+        `BatchedTrainer`.
     workers : int
-        Threads over clients or blocks of clients.
+        Number of threads, each with a client or a block of clients.
     precision : {"full", "bfloat16"}
-        See `SequentialTrainer`, which trains what is not ``"full"``.
+        See `SequentialTrainer`, which trains unless this is ``"full"``.
     noisy : NoisySteps, optional
-        Noise inside training: the answer is then a `PrivateTrainer`, whatever the kind.
+        Noise inside training; the result is then a `PrivateTrainer`, whatever the kind.
     example : tuple of Tensor, optional
-        x and y [N, ...] of the declared shape and type: a model with code of its own is tried on made-up ones first.
+        x and y [N, ...] of the declared shape and type. A model with its own code is tried first on made-up examples of
+        these.
 
     Raises
     ------
     FieldError
-        If it fails on them.
+        If the model fails on made-up examples.
     NotStackable
-        If ``"batched"`` is asked of a model that cannot be batched.
+        If the kind is ``"batched"``, and the model cannot be batched.
     """
     require_choice("trainer", kind, TRAINERS)
     if noisy is not None or kind == "batched":
@@ -161,9 +161,9 @@ def make_trainer(
 
 
 def _unknown(model: nn.Module) -> str | None:
-    """Name the first module whose class is not from torch.nn or this library, or that is known to draw.
+    """Return the name of the first module that draws, or whose class is from neither torch.nn nor this library.
 
-    A module of yours that can be read, and is no more than known layers, is left out.
+    A user's module that can be read and consists of known layers is skipped.
     """
     with suppress(NotIsolated):
         recognised(model)

@@ -1,4 +1,4 @@
-"""Local training: one client after another on one model, every stream keyed, nothing shared between clients."""
+"""Local training of one client after another on one model, with keyed streams and nothing shared between clients."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ def rehearse(
     x: Tensor,
     y: Tensor,
 ) -> None:
-    """Train a copy on two made-up examples like x and y [N, ...], whose values are not used.
+    """Train a copy of the model on two made-up examples shaped like x and y [N, ...].
 
     Raises
     ------
     FieldError
-        If that fails.
+        If the training fails.
     """
     trainer = SequentialTrainer(model, layout, replace(local, epochs=1), device)
     failure: Exception | None = None
@@ -53,29 +53,30 @@ def rehearse(
 class SequentialTrainer:
     """Train clients one after another, for any ``torch.nn.Module``.
 
-    Shuffling and dropout are keyed by the client's key. So a client's result depends neither on the other clients nor
-    on the global random state, which is left as it was. (While a client trains, the global state is set from its key,
-    for modules that draw from it: use no second thread that draws.)
+    Shuffling and dropout are keyed by the client's key. So a client's result depends neither on other clients nor on
+    the global random state, which is restored afterwards. While a client trains, the global state is set from its key
+    for modules that draw from it; no other thread may draw then.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Copied; the caller's model is never changed. Frozen parameters stay. Buffers (running means and the like)
-        start from the client's own, or else from the model's; those that the layout keeps are in what `train` returns.
+        Model, copied; the caller's is never changed. Frozen parameters stay. Buffers (running means and the like) start
+        from the client's own, or else from the model's. Buffers that the layout keeps are part of the result of
+        `train`.
     layout : Layout
-        Of the model.
+        Layout of the model.
     local : LocalTraining
-        What to do.
+        Options of training.
     device : str
-        Where to train, e.g. ``"cpu"`` or ``"cuda"``. Results come back on the CPU.
+        Device for training, e.g. ``"cpu"`` or ``"cuda"``. Results are on the CPU.
     precision : {"full", "bfloat16"}
-        Of products and convolutions; parameters, sums and the optimiser stay as they are. ``"bfloat16"`` trains other
-        models (each update is several percent off), faster on machines that have it.
+        Precision of products and convolutions; parameters, sums and the optimiser are unchanged. ``"bfloat16"`` changes
+        each update by several percent, and is faster on machines that support it.
     shared_random : bool
-        Whether to set (and put back) the global random state for modules that draw from it; several trainers in
-        threads must not, see `WorkerTrainer`.
+        Whether to set and restore the global random state for modules that draw from it. Several trainers in threads
+        must not (`WorkerTrainer`).
     before_step : callable, optional
-        Called before every step; what it raises ends the training.
+        Called before every step; an error in it ends the training.
     """
 
     def __init__(
@@ -106,8 +107,8 @@ class SequentialTrainer:
                 )
         self._parameters = [every[name] for name in layout.names]
         self._inputs = Inputs.of(self._model)
-        self._values: Tensor | None = None  # all parameters [d], where they are of one type
-        self.reuses_memory = False  # a result is then valid until the next client is trained
+        self._values: Tensor | None = None  # all parameters [d], if they have one type
+        self.reuses_memory = False  # if set, a result is valid until the next client is trained
         self._memory: Tensor | None = None
         self._buffers = {
             name: buffer.detach().clone() for name, buffer in self._model.named_buffers()
@@ -127,22 +128,22 @@ class SequentialTrainer:
         Parameters
         ----------
         starts : Tensor
-            [n, d].
+            [n, d], starts.
         clients : sequence of ClientData
-            n of them. One without examples returns its start.
+            n clients. A client without examples returns its start.
         keys : sequence of tuple of int
-            n of them: (seed, round, partition).
+            n keys (seed, round, partition).
 
         Returns
         -------
         list of Trained or Exception
-            In the order of `clients`. A client that raises leaves its exception in its place and the others go on.
-            A model that diverged is returned as it is: `protect` refuses it.
+            Results in the order of `clients`. A client that raises has its exception in its place, and the others
+            continue. A diverged model is returned unchanged; `protect` refuses it.
 
         Raises
         ------
         FieldError
-            If the three do not fit together.
+            If starts, clients and keys do not fit together.
         """
         check_request(self.layout, starts, clients, keys)
         results: list[Trained | Exception] = []
@@ -151,7 +152,7 @@ class SequentialTrainer:
                 results.append(self._train(start, client, key))
             except (
                 Exception
-            ) as error:  # whatever a client's data or model raises is that client's failure
+            ) as error:  # an error of a client's data or model is that client's failure
                 results.append(error)
         return results
 
@@ -169,7 +170,7 @@ class SequentialTrainer:
         seed = keyed_seed("train", *key, "module")
         steps = local.epochs * math.ceil(client.examples / local.batch_size)
         step = 0
-        total = 0.0  # of the losses of the last epoch
+        total = 0.0  # sum of the losses of the last epoch
         with _seeded(seed, self._device) if self._shared_random else nullcontext():
             for order in orders:
                 losses: list[Tensor] = []
@@ -193,7 +194,7 @@ class SequentialTrainer:
         )
 
     def _is_beyond_slack(self, start: Tensor) -> bool:
-        """Return whether FedProx's term counts at this distance from the start [d]."""
+        """Whether the model is so far from the start [d] that FedProx's term counts."""
         if not self.local.slack:
             return True
         return float((self._read() - start).norm()) > self.local.slack
@@ -205,14 +206,14 @@ class SequentialTrainer:
             parameter.grad = gradient.add_(parameter.detach() - anchor, alpha=self.local.prox)
 
     def _kept_buffers(self) -> dict[str, Tensor] | None:
-        """Return the buffers that the layout keeps with each client."""
+        """Return the buffers that the layout keeps with each client; None without such buffers."""
         if not self._kept:
             return None
         state = self._model.state_dict()
         return {name: state[name].detach().cpu().clone() for name in self._kept}
 
     def _require_constants(self) -> None:
-        """Refuse a model whose own code wrote a buffer that was taken for a constant."""
+        """Refuse a model whose own code changed a buffer that counts as constant."""
         if not self.layout.constants:
             return
         now = dict(self._model.named_buffers())
@@ -223,22 +224,20 @@ class SequentialTrainer:
                 raise FieldError("module", name, f"{accepted} {fix}")
 
     def _gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        """Leave the gradient of a batch in the parameters, and return the mean loss."""
+        """Write the gradient of a batch into the parameters, and return the mean loss."""
         self._model.zero_grad()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             outputs = outputs_of(self._model(x))
             is_void = y.numel() and void_labels(self.local.loss, y, outputs.shape).all()
             if is_void:
-                loss = (
-                    0.0 * outputs.sum()
-                )  # nothing is asked for, where a mean over no label would be no number
+                loss = 0.0 * outputs.sum()  # zero, as a mean over no label would be NaN
             else:
                 loss = self._loss(outputs, y)
         torch.autograd.backward(loss)
         for parameter in self._parameters:
             if (
                 parameter.grad is not None and parameter.grad.is_sparse
-            ):  # of an embedding with sparse=True
+            ):  # an embedding with sparse=True
                 parameter.grad = parameter.grad.to_dense()
         return loss.detach()
 
@@ -252,7 +251,7 @@ class SequentialTrainer:
         start: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Put a model's parameters [d] and buffers into the module, and what its own code keeps back."""
+        """Load a model's parameters [d] and buffers into the module, and restore what its own code keeps."""
         kinds = {block.dtype for block in self.layout.blocks}
         if kinds == {self.layout.dtype}:
             self._train_in_place(start)
@@ -267,7 +266,7 @@ class SequentialTrainer:
         self._model.train()
 
     def _train_in_place(self, start: Tensor) -> None:
-        """Make the module's parameters views of one vector [d], which is what is returned."""
+        """Make the module's parameters views of one vector [d], which is then the result."""
         if self.reuses_memory and self._memory is not None:
             values = self._memory.copy_(start)
         else:
@@ -279,23 +278,23 @@ class SequentialTrainer:
 
 
 def batch_of(client: ClientData, rows: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return some rows of a client's examples and labels, as a model takes them."""
+    """Return some rows of a client's examples and labels in the form that a model takes."""
     x = inputs(client.x.index_select(0, rows))
     y = client.y[rows].to(inputs.like.device)
     return x, y
 
 
 class Stepper:
-    """The steps of torch.optim's optimiser of that name, to the bit, by its own functions.
+    """Optimiser with the same bits as torch.optim's, by torch's own functions.
 
-    The classes load a compiler that nobody asked for: half a second of every process.
+    The classes of torch.optim load a compiler, which takes half a second in every process.
 
     Parameters
     ----------
     parameters : sequence of torch.nn.Parameter
-        Changed in place; one without a gradient is passed over.
+        Parameters, changed in place; a parameter without a gradient is skipped.
     local : LocalTraining
-        Stepper, momentum and weight decay.
+        Name of the optimiser, momentum and weight decay.
     """
 
     def __init__(
@@ -305,10 +304,10 @@ class Stepper:
     ) -> None:
         self._parameters = parameters
         self._local = local
-        self._velocities: dict[Tensor, Tensor | None] = {}  # of SGD
+        self._velocities: dict[Tensor, Tensor | None] = {}  # state of SGD
         self._moments: dict[
             Tensor, tuple[Tensor, Tensor, Tensor]
-        ] = {}  # of Adam: means, squares, numbers of steps
+        ] = {}  # state of Adam: means, squares, numbers of steps
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -374,7 +373,7 @@ def adam_step(
 ) -> None:
     """Take one step of Adam (Kingma and Ba, 2015), or of AdamW, in place, with torch's defaults and its fused kernel.
 
-    The state is the means, the squares and the numbers of steps, one of each a value.
+    For each value the state holds a mean, a square and a number of steps.
     """
     means, squares, counts = state
     decay = local.weight_decay if local.optimizer == "adamw" else 0.0
@@ -398,10 +397,10 @@ def adam_step(
 
 
 def _fused(values: Sequence[Tensor]) -> bool:
-    """Return whether torch's fused step is right for these.
+    """Whether torch's fused step is correct for these values.
 
-    On a CPU it leaves most of a half-precision parameter as it was. Seen in torch 2.13, and so does
-    ``torch.optim.SGD(..., fused=True)``: 48 of 48 bfloat16 values do not move.
+    On a CPU it leaves most values of a half-precision parameter unchanged. Seen in torch 2.13; ``torch.optim.SGD(...,
+    fused=True)`` does the same: 48 of 48 bfloat16 values do not move.
     """
     devices = {value.device.type for value in values}
     kinds = {value.dtype for value in values}
@@ -410,7 +409,7 @@ def _fused(values: Sequence[Tensor]) -> bool:
 
 
 def _longest(update: Tensor, share: float) -> Tensor:
-    """Return the update with all but this share of its coordinates, the longest ones, at 0."""
+    """Return the update with all but this share of its coordinates, the largest ones, set to 0."""
     kept = torch.zeros_like(update)
     places = update.abs().topk(max(1, round(share * len(update)))).indices
     kept[places] = update[places]
@@ -418,12 +417,12 @@ def _longest(update: Tensor, share: float) -> Tensor:
 
 
 def device_of(device: str | torch.device) -> torch.device:
-    """Return the device itself, where PyTorch has it.
+    """Return the device of that name.
 
     Raises
     ------
     FieldError
-        Otherwise.
+        If PyTorch does not have it.
     """
     try:
         return torch.empty(0, device=device).device
@@ -447,15 +446,15 @@ def check_request(
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Return a parameter's gradient, which is made where there is none."""
-    if parameter.grad is None:  # an unused layer has no gradient; it is 0
+    """Return a parameter's gradient; a missing one is created as 0."""
+    if parameter.grad is None:  # a layer that was not used has no gradient; it is 0
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Set the global random state, and put it back."""
+    """Set the global random state, and restore it afterwards."""
     on_cuda = device.type == "cuda"
     devices = [device] if on_cuda else []
     with torch.random.fork_rng(devices=devices):

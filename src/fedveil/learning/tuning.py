@@ -1,4 +1,4 @@
-"""Changes to a model of any name before it is trained: weights from a file, frozen parts, adapters."""
+"""Changes to any model before training: weights from a file, frozen parts, adapters."""
 
 from torch import nn
 
@@ -8,7 +8,7 @@ from fedveil.learning.frozen import freeze, require_parts, split
 from fedveil.learning.lora import lora as with_adapters
 from fedveil.learning.weights import WeightsFile, load_weights
 
-_KEPT = "_fedveil_weights"  # under which a model keeps what is known of its file
+_KEPT = "_fedveil_weights"  # attribute in which a model keeps the description of its file
 
 
 def tuned(
@@ -24,29 +24,30 @@ def tuned(
     rank: Count = 4,
     cached: bool = False,
 ) -> nn.Module:
-    """Prepare a model for training: keys of ``[model]`` for every model that has no such key itself.
+    """Prepare a model for training; the options are keys of ``[model]`` for every model without such keys.
 
     Parameters
     ----------
     model : torch.nn.Module
-        As its factory made it.
+        Model from its factory.
     weights : str
-        A file with a state dictionary (``torch.save`` or safetensors; nothing in it is run). It is taken as public: no
-        guarantee covers records that it was trained on.
+        File with a state dictionary (``torch.save`` or safetensors; nothing in it is run). It counts as public: no
+        guarantee covers the records on which it was trained.
     sha256 : str
-        How the file's SHA-256 must begin, at least 8 digits.
+        Required beginning of the file's SHA-256, at least 8 digits.
     source, licence : str
-        Of the weights, for the summary.
+        Source and licence of the weights, for the summary.
     anew : tuple of str
-        Parts that the file's weights are not for, such as a head for other classes.
+        Parts that do not take the file's weights, such as a head for other classes.
     train : tuple of str
-        The only parts that are trained whole; everything, if neither this nor `lora` is said.
+        Only parts that are trained whole. Without this and `lora`, everything is trained.
     lora : tuple of str
-        Layers with low-rank adapters, by their names or the ends of these; everything else but `train` is frozen.
+        Layers with low-rank adapters, by names or ends of names; everything else but `train` is frozen.
     rank : int
-        Of the adapters.
+        Rank of the adapters.
     cached : bool
-        Compute what comes before the first trained part once an example, each alone. The model is an ``nn.Sequential``.
+        Whether the parts before the first trained one are computed only once for each example. The model must be an
+        ``nn.Sequential``.
 
     Raises
     ------
@@ -88,7 +89,7 @@ def tuned(
 
 
 def front_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the part of a ``cached`` model that gives features, and the part that is trained on them."""
+    """Return the part of a ``cached`` model that computes features, and the part that is trained on them."""
     try:
         front, rest = split(model)  # type: ignore[arg-type]
     except FieldError as error:
@@ -100,10 +101,10 @@ def front_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def keep(model: nn.Module, known: WeightsFile) -> None:
-    """Attach the description of its weights' file to a model."""
+    """Attach the description of its weights file to a model."""
     object.__setattr__(model, _KEPT, known)
 
 
 def weights_in(model: nn.Module) -> WeightsFile | None:
-    """Return the description of the file that a model's weights are from."""
+    """Return the description of the file with a model's weights."""
     return getattr(model, _KEPT, None)

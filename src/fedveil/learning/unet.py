@@ -1,4 +1,4 @@
-"""A small U-Net: one score a class and pixel."""
+"""Small U-Net with one score for each class and pixel."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -35,32 +35,33 @@ _FILTERS = torch.tensor(
 _GAIN, _MOST = (
     20.0,
     3.0,
-)  # of residuals, a few hundredths of the range: made as large as pixels, and cut smoothly
+)  # range of residuals, a few hundredths of that of pixels; scaled to the size of pixels, and limited smoothly
 
 
 class UNet(nn.Module):
-    """Ronneberger et al. 2015 (arXiv 1505.04597), with group normalisation, which carries no statistics of the data.
+    """U-Net of Ronneberger et al. 2015 (arXiv 1505.04597), with group normalisation, which keeps no statistics of data.
 
     Parameters
     ----------
     channels : int
-        Of the images.
+        Number of channels of the images.
     classes : int
-        Scores a pixel.
+        Number of classes, with one score each in every pixel.
     widths : sequence of int
-        Feature maps a level, from full resolution down; each level halves height and width. Multiples of 4.
+        Number of feature maps in each level, from full resolution down; each level halves height and width. Multiples
+        of 4.
     activation : {"relu", "gelu", "softplus"}
-        The latter two are twice differentiable.
+        Activation; the latter two are twice differentiable.
     mean, deviation : float
-        Of the pixels, public constants: the first layer sees (x - mean) / deviation.
+        Public constants: the first layer sees (x - mean) / deviation.
     patch : int
-        Squares of so many pixels aside become channels of one before the first layer, and squares again after the last.
-        This is patch^2 times less work, and still a score a pixel.
+        Squares with so many pixels a side become channels of one pixel before the first layer, and squares again after
+        the last. This takes patch^2 times less work, and still gives scores for each pixel.
     residuals : bool
         Whether the first layer also sees each channel through four fixed high-pass filters. Traces of forgery show
         better there (Fridrich and Kodovsky 2012, 10.1109/TIFS.2012.2190402).
     rank : int
-        Above 0: each 3x3 convolution stays as it begins, and learns what is added to it, of this rank.
+        If above 0: each 3x3 convolution is frozen, and learns an added change of this rank.
     """
 
     def __init__(
@@ -122,10 +123,10 @@ def unet(
     frozen: int = 0,
     rank: int = 0,
 ) -> nn.Module:
-    """Build a small U-Net for a class a pixel; patch, and 2 at each later level, must divide height and width.
+    """Build a small U-Net; patch, and then 2 for each later level, must divide height and width.
 
-    Fewer parameters carry noise if the first `frozen` levels on the way down stay as they begin. The same holds if
-    convolutions learn a change of low `rank` (at least 1; 0 learns all of them).
+    Two options reduce the number of noised parameters. The first `frozen` levels on the way down are not trained.
+    Convolutions learn only a change of low `rank` (at least 1; 0: they are trained whole).
     """
     require_count("rank", rank, least=0)
     require_choice("activation", activation, _ACTIVATIONS)
@@ -152,7 +153,7 @@ def unet(
 
 
 class Sharpness(nn.Module):
-    """A trivial detector of tampering: it looks at the sharpness of edges around a pixel alone."""
+    """Trivial detector of tampering, which uses only the sharpness of edges around a pixel."""
 
     def __init__(self, classes: int, window: int) -> None:
         super().__init__()
@@ -196,7 +197,7 @@ def _residuals(x: Tensor) -> Tensor:
 
 
 class _LowRank(nn.Module):
-    """A convolution that stays as it begins, plus a learned one of low rank (Hu et al. 2021, arXiv 2106.09685)."""
+    """Convolution that stays frozen, plus a learned one of low rank (Hu et al. 2021, arXiv 2106.09685)."""
 
     def __init__(self, before: int, after: int, rank: int) -> None:
         super().__init__()

@@ -15,21 +15,21 @@ from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import outputs_of
 from fedveil.learning.made_up import probes
 
-_ROWS = 3  # of a batch that is looked at
+_ROWS = 3  # rows of the batch that is checked
 
 
 @dataclass(frozen=True)
 class Offence:
-    """A module that stands in the way of gradients of single examples.
+    """Module that prevents gradients of single examples.
 
     Attributes
     ----------
     name : str
-        Where it is in the model; the model itself is "".
+        Name of the module in the model; "" for the model itself.
     kind : str
-        Its class.
+        Class of the module.
     problem : str
-        Its effect.
+        Effect of the module.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Offence:
 
 
 def offences(model: nn.Module) -> tuple[Offence, ...]:
-    """Find modules that cannot give, or spoil, the gradients of single examples; empty if there are none.
+    """Return the modules that prevent or falsify gradients of single examples; empty if there are none.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Is left as it is.
+        Model, unchanged.
     """
     offending: list[Offence] = []
     for name, module in model.named_modules():
@@ -57,7 +57,7 @@ def offences(model: nn.Module) -> tuple[Offence, ...]:
 
 
 def mend(model: nn.Module) -> nn.Module:
-    """Copy a model without the offences that can be mended.
+    """Copy a model with the repairable offences removed.
 
     Batch normalisation becomes group normalisation (new scales and shifts), in-place activations become ordinary ones,
     running statistics of instance normalisation are dropped. Embeddings lose ``sparse``, ``scale_grad_by_freq`` and
@@ -66,7 +66,7 @@ def mend(model: nn.Module) -> nn.Module:
     Raises
     ------
     FieldError
-        If something is left.
+        If an offence remains.
     """
     mended = deepcopy(model)
     for name, module in list(mended.named_modules()):
@@ -91,7 +91,7 @@ def require_separable(model: nn.Module) -> None:
     Raises
     ------
     FieldError
-        Naming every module in the way.
+        For such a model; the text names every offending module.
     """
     offending = offences(model)
     if offending:
@@ -102,23 +102,23 @@ def require_separable(model: nn.Module) -> None:
 
 
 def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
-    """Refuse a model that visibly mixes the examples of a batch, and would be trained as another one.
+    """Refuse a model that visibly mixes the examples of a batch, as it would be trained as another model.
 
-    No promise rests on this check, which sees few values: nothing in `PerExample` mixes examples.
+    No promise rests on this check, which sees few values; `PerExample` never mixes examples.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Looked at in training mode, but for its dropout.
+        Model; checked in training mode, except its dropout.
     x : Tensor
-        Examples whose shape and type are used, and not their values.
+        Examples, of which only shape and type are used.
     layout : Layout
-        Of the model.
+        Layout of the model.
 
     Raises
     ------
     FieldError
-        If it mixes them, or fails on made-up ones.
+        If the model mixes examples, or fails on made-up ones.
     """
     inputs = Inputs.of(model)
     copy = deepcopy(model).train()
@@ -133,21 +133,23 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
                 f"fails on made-up examples {list(x.shape[1:])} of the declared shape: {failure}"
             )
             raise FieldError("model", kind_of(model), accepted) from failure
-        # layers that begin at zero hide what comes before them; a server's models do not
+        # layers that begin at zero would hide earlier ones; models that a server sends do not begin at zero
         for name, parameter in copy.named_parameters():
-            if name in layout.names:  # what is frozen no server sends, and it may be a variance
+            if (
+                name in layout.names
+            ):  # a server never sends a frozen parameter, and it may be a variance
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
         _failure(copy, inputs, x)
 
 
 def _draws(part: nn.Module) -> bool:
-    """Return whether a module is dropout, or RReLU, which draws as often as values are negative."""
+    """Whether a module is dropout, or RReLU, whose number of draws depends on the signs of values."""
     is_dropout = "dropout" in type(part).__name__.lower() and not list(part.children())
     return is_dropout or isinstance(part, nn.RReLU)
 
 
 def _failure(model: nn.Module, inputs: Inputs, x: Tensor) -> Exception | None:
-    """Refuse a model that mixes examples like x [N, ...]; return what it raised if it takes none of them."""
+    """Refuse a model that mixes examples like x [N, ...]; return its error if it accepts none of them."""
     failure: Exception | None = None
     for probe, other in probes(x, _ROWS):
         try:
@@ -155,16 +157,16 @@ def _failure(model: nn.Module, inputs: Inputs, x: Tensor) -> Exception | None:
             return None
         except FieldError:
             raise
-        except Exception as error:  # the model is the user's
+        except Exception as error:  # the model is the user's code
             failure = failure or error
     return failure
 
 
 def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> None:
-    """Compare each row of the output, in a batch, with the same row among others, and by itself."""
+    """Refuse a model whose output for a row differs between two batches, or from the row's output alone."""
 
     def answer(batch: Tensor, seed: int = 0) -> Tensor:
-        torch.default_generator.manual_seed(seed)  # for dropout that is no module
+        torch.default_generator.manual_seed(seed)  # for dropout that is not a module
         return outputs_of(model(batch))
 
     def refuse(accepted: str) -> FieldError:
@@ -184,14 +186,14 @@ def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> Non
         changed = other.clone()
         changed[place] = probe[place]
         among_others = answer(changed)[place]
-        # both are computed in the same way, so that they agree to the last digits; a model may remember a faint mean
+        # both are computed in the same way, so they agree to the last digits; even a faint stored mean shows
         if not torch.allclose(row, among_others, rtol=1e-6, atol=1e-9, equal_nan=True):
             raise refuse(
                 "its output for one example depends on the other examples it sees: no clipping bounds that. "
                 "nn.GRU, nn.LSTM and attention need batch_first=True where the first axis numbers the examples"
             )
     if not torch.allclose(together, answer(probe, seed=1), rtol=1e-3, equal_nan=True):
-        return  # it draws, and draws otherwise for one example
+        return  # the model draws, and draws other numbers for one example
     least = 1e-3 * float(together.nan_to_num().abs().max())
     for place, row in enumerate(together):
         single = answer(probe[place : place + 1])
@@ -209,7 +211,7 @@ def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> Non
 
 
 def _problem(module: nn.Module) -> str:
-    """Say how a module spoils the gradients of single examples; "" if it does not."""
+    """Return how a module falsifies gradients of single examples; "" if it does not."""
     if isinstance(module, _BatchNorm):
         return "mixes the examples of a batch"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
@@ -232,7 +234,7 @@ def _embedding_problem(table: nn.Embedding | nn.EmbeddingBag) -> str:
 
 
 def _normalisation(module: nn.Module) -> nn.Module:
-    """Return the normalisation that takes the place of one with statistics."""
+    """Return the normalisation that replaces one with statistics."""
     if isinstance(module, _InstanceNorm):
         return type(module)(module.num_features, eps=module.eps, affine=module.affine)
     norm = cast(_BatchNorm, module)

@@ -1,4 +1,4 @@
-"""A state dictionary from a file: public weights that a model begins with."""
+"""Public weights from a file with a state dictionary, with which a model begins."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -13,26 +13,30 @@ from fedveil.errors import FieldError
 from fedveil.learning.frozen import require_parts, within
 from fedveil.registry import optional
 
-_SHOWN = 5  # names in a refusal
-_INSIDE = ("state_dict", "model_state_dict", "model")  # under which checkpoints keep it
+_SHOWN = 5  # names shown in a refusal
+_INSIDE = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+)  # keys under which checkpoints store a state dictionary
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """Description of a file of weights, which are taken as public.
+    """Description of a file of weights, which count as public.
 
-    Weights that were trained on the silos' own records are a release of their own, which no guarantee of a run counts.
+    Weights that were trained on the silos' own records are a separate release; a run's guarantee does not count it.
 
     Attributes
     ----------
     file : str
-        Its name.
+        Name of the file.
     sha256 : str
-        Of its bytes.
+        SHA-256 of the file's bytes.
     source, licence : str
-        As declared by the user; "" where they are not.
+        Source and licence as the user declared them; "" if not declared.
     anew : tuple of str
-        Parts that were left as they began.
+        Parts that did not take the file's weights.
     """
 
     file: str
@@ -52,22 +56,22 @@ def load_weights(
     licence: str = "",
     rename: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
 ) -> WeightsFile:
-    """Give a model the weights of a file; nothing in the file is run.
+    """Load the weights of a file into a model; nothing in the file is run.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Is changed.
+        Model, changed in place.
     path : str or Path
-        A state dictionary of ``torch.save`` (read by ``weights_only=True``), or a file of safetensors.
+        State dictionary of ``torch.save`` (read with ``weights_only=True``), or a safetensors file.
     anew : sequence of str
-        Parts that begin as the model made them, such as a head for other classes; the file's are left out.
+        Parts that keep the model's own start, such as a head for other classes; the file's are ignored.
     sha256 : str
-        How the file's SHA-256 must begin, at least 8 hexadecimal digits; "" takes any file.
+        Required beginning of the file's SHA-256, at least 8 hexadecimal digits; "" accepts any file.
     source, licence : str
-        Where the weights are from, and under which terms; kept in the summary.
+        Origin of the weights and their licence, for the summary.
     rename : callable, optional
-        Gives the file's tensors the model's names.
+        Function that gives the file's tensors, by name, the model's names.
 
     Returns
     -------
@@ -77,7 +81,8 @@ def load_weights(
     Raises
     ------
     FieldError
-        For a file that is none, or weights of another architecture, with the names and shapes that differ.
+        For a file that is not a state dictionary, or weights of another architecture; the text lists differing names
+        and shapes.
     """
     parts = require_parts(model, anew, "anew")
     file = Path(path).expanduser()
@@ -101,7 +106,7 @@ def load_weights(
         )
     is_counted_only = any(
         parameter.is_meta for parameter in model.parameters()
-    )  # and has no memory yet
+    )  # in a model without memory yet
     if not is_counted_only:
         with torch.no_grad():
             model.load_state_dict(given, strict=False)
@@ -109,12 +114,12 @@ def load_weights(
 
 
 def _outside(state: Mapping[str, Tensor], parts: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the tensors that are not of these parts."""
+    """Return the tensors that belong to none of these parts."""
     return {name: value for name, value in state.items() if not within(name, parts)}
 
 
 def _difference(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
-    """Say what a file lacks, has beside, or has in another shape than the model; "" if nothing."""
+    """Return the differences between file and model: missing and extra names, and other shapes; "" if there are none."""
     missing: list[str] = []
     for name, value in wanted.items():
         is_counter = name.endswith("num_batches_tracked")
@@ -146,7 +151,7 @@ def _content(file: Path) -> bytes:
 
 
 def _state(file: Path) -> dict[str, Tensor]:
-    """Return names and tensors of a file."""
+    """Return the tensors of a file by name."""
     loaded = _from_safetensors(file) if file.suffix == ".safetensors" else _from_torch(file)
     for key in _INSIDE:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
@@ -194,7 +199,7 @@ def _shape(value: Tensor) -> str:
 
 
 def _some(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     shown = ", ".join(names[:_SHOWN])
     more = len(names) - _SHOWN
     return f"{shown} and {more} more" if more > 0 else shown

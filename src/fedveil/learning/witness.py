@@ -1,4 +1,4 @@
-"""In a simulation, the failures that each site of a deployment keeps to its own log."""
+"""Failures of sites in a simulation; in a deployment each site keeps its own in its log."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ _SEEN: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
 
 @contextmanager
 def witnessed() -> Iterator[list[Exception]]:
-    """Collect what `note_failure` is told within; whoever plays all sites in one process may see it."""
+    """Collect the errors given to `note_failure` within this context; only a process that plays all sites may see them."""
     seen: list[Exception] = []
     before = _SEEN.set(seen)
     try:
@@ -19,7 +19,7 @@ def witnessed() -> Iterator[list[Exception]]:
 
 
 def note_failure(error: Exception) -> None:
-    """Say why a client's answer holds noise alone; outside a simulation nobody is told."""
+    """Record why a client's answer is noise alone; outside a simulation the error goes nowhere."""
     seen = _SEEN.get()
     if seen is not None:
         seen.append(error)

@@ -1,7 +1,8 @@
-"""Functions of PyTorch's, written out in operators that no value changes, while a model is traced.
+"""PyTorch functions written out in operators that do not depend on values, for tracing a model.
 
-Some kernels branch or raise by values, or have no form for single examples: fused attention, tables of embeddings,
-recurrent layers, statistics of one example. Here each is its mathematical form. Inside a form nothing is replaced.
+Some kernels branch or raise depending on values, or have no form for single examples: fused attention, embedding
+tables, recurrent layers, statistics of one example. Here each function is replaced by its mathematical form. Functions
+inside a form are not replaced.
 """
 
 import inspect
@@ -16,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 
 class ByValue(Exception):
-    """Refusal of a module that may follow values of its examples."""
+    """Refusal of a module whose computation may depend on values of its examples."""
 
 
 class WrittenOut(TorchFunctionMode):
-    """Replace the functions that have a form here, within the context."""
+    """Context that replaces the functions that have a form here."""
 
     def __torch_function__(
         self,
@@ -43,12 +44,12 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Take rows of a table; a number that the table does not have gives NaN, so that its example counts as zero alone.
+    """Return rows of a table; a number beyond the table gives NaN, so only that example counts as zero.
 
     Raises
     ------
     ByValue
-        For options or inputs under which a row follows other rows, or none is meant.
+        For options or inputs with which a row depends on other rows, or no row is meant.
     """
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise ByValue("an embedding with max_norm, scale_grad_by_freq or sparse=True")
@@ -71,7 +72,7 @@ def _table(
     padding_idx: int = -1,
     *more: Any,
 ) -> Tensor:
-    """`torch.embedding`, which has its arguments in another order."""
+    """Call `embedding` with the argument order of `torch.embedding`."""
     return embedding(indices, weight, padding_idx, None, 2.0, *more)
 
 
@@ -88,12 +89,12 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Add or average rows of a table, of bags of one public length.
+    """Return sums or means of a table's rows over bags of one public length.
 
     Raises
     ------
     ByValue
-        For bags of other lengths, or the largest of their rows.
+        For bags of other lengths, or the mode "max".
     """
     if input.dim() != 2 or offsets is not None or mode == "max":
         raise ByValue("an embedding bag with offsets, or the largest of its rows")
@@ -120,7 +121,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return the softmax of products, times values; a place that may look at nothing gets 0."""
+    """Return the softmax of products, times values; a place without any visible place gets 0."""
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(times, -3)
@@ -138,7 +139,7 @@ def attention(
 
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return softmax over places that a mask leaves: one of bool, or one that is added; 0 where it leaves none."""
+    """Return the softmax over the places that a bool or additive mask allows; 0 if it allows none."""
     if mask.dtype == torch.bool:
         scores = scores.masked_fill(mask.logical_not(), -math.inf)
     else:
@@ -149,7 +150,7 @@ def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def _heads(*args: Any, **more: Any) -> Any:
-    """Call attention of several heads with its weights: without them a fused kernel computes it."""
+    """Request attention weights from attention with several heads, as a fused kernel computes it otherwise."""
     bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **more)
     given = bound.arguments
     unmasked = given.get("attn_mask") is None and given.get("key_padding_mask") is None
@@ -169,7 +170,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalise each channel of an example alone: groups of one channel."""
+    """Normalise each channel of an example by itself, as groups of one channel."""
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     return F.group_norm(input, input.shape[1], weight, bias, eps)
@@ -185,12 +186,12 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Scale and shift by stored statistics; those of a batch mix examples.
+    """Scale and shift by stored statistics, as statistics of a batch would mix examples.
 
     Raises
     ------
     ByValue
-        For statistics of the batch.
+        If statistics of the batch are requested.
     """
     if training or running_mean is None or running_var is None:
         raise ByValue("a normalisation by the batch's own statistics")
@@ -205,7 +206,7 @@ def batch_norm(
 
 
 def _of_channels(input: Tensor) -> tuple[int, ...]:
-    """Return the shape in which a number a channel fits [B, channels, ...]."""
+    """Return the shape that broadcasts one number for each channel over [B, channels, ...]."""
     trailing = [1] * (input.dim() - 2)
     return (1, -1, *trailing)
 
@@ -225,7 +226,7 @@ def rms_norm(
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """Multiply by a slope below 0, of all channels or of each."""
+    """Multiply negative values by a slope, one for all channels or one for each."""
     shape = _of_channels(input) if weight.numel() > 1 else ()
     return torch.where(input > 0, input, input * weight.reshape(shape))
 
@@ -243,7 +244,7 @@ def bilinear(
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Return directions times lengths."""
+    """Return weights as directions times lengths."""
     axes = list(range(v.dim()))
     if dim != -1:
         axes.remove(dim % v.dim())

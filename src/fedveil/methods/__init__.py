@@ -1,4 +1,4 @@
-"""The methods, one file each, and the registry that puts their two sides together."""
+"""Methods of privacy, one file each, and the registry that names the two sides of each."""
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
@@ -58,14 +58,14 @@ from fedveil.registry import Registry
 
 @dataclass(frozen=True)
 class Sides:
-    """Client class and server class of a method, with a summary."""
+    """Client class and server class of a registered method, with a one-line summary."""
 
     client: type[Any]
     server: type[Any]
     summary: str
 
     def server_of(self, client: Any) -> type[Any]:
-        """Return the server side's class; a client side may name its own."""
+        """Return the server class for a client side: its own `server`, or else the registered one."""
         chosen: type[Any] = getattr(client, "server", self.server)
         return chosen
 
@@ -103,11 +103,11 @@ METHODS: Registry[Sides] = Registry(
 _FORMER = {
     "record-sum": "trusted",
     "record-secure": "secure",
-}  # former names; keys of results keep them
+}  # former names; keys of stored results still use them
 
 
 def require_method(field: str, name: str) -> str:
-    """Return the name of a method, refusing all others; a former name is refused with the present one."""
+    """Return the name of a method, or refuse an unknown one; a refusal of a former name gives the present name."""
     if name in METHODS:
         sides = METHODS[name]
         classes = (
@@ -130,7 +130,10 @@ def require_method(field: str, name: str) -> str:
 
 
 def formerly(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's values in their former form, of which keys of results are made: one name with the sum in it."""
+    """Return a method's values in their former form, in which one name also tells the sum.
+
+    Keys of stored results are made from that form, so that they stay valid.
+    """
     if values.get("method") != "record":
         return dict(values)
     kept = dict(values)
@@ -147,7 +150,7 @@ def is_central(name: str) -> bool:
 
 
 def parameters(name: str) -> dict[str, type[Any]]:
-    """Return the names of a method's parameters, each with the class that owns it."""
+    """Map each parameter of a method to the class (client or server side) that owns it."""
     sides = METHODS[require_method("privacy.method", name)]
     owners: dict[str, type[Any]] = {}
     for side in (sides.client, sides.server):
@@ -156,13 +159,13 @@ def parameters(name: str) -> dict[str, type[Any]]:
 
 
 def touches_promise(name: str, parameter: str) -> bool:
-    """Whether a parameter of either side may change the method's promise."""
+    """Whether changing a parameter of either side may change the method's promise."""
     owner = parameters(name)[parameter]
     return parameter not in getattr(owner, "outside_promise", frozenset())
 
 
 def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Method:
-    """Build both sides of a method from its name and plain values, as configurations, Flower and FLARE have them.
+    """Build both sides of a method from a name and plain values, as in configurations, Flower and FLARE.
 
     In Python write the method itself: ``fv.GlobalDP(rule, ...)``, ``fv.RecordDP(rule, ...)``.
 
@@ -244,9 +247,9 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
 
 
 def registered_as(method: Method) -> str:
-    """Name under which a method's kind is registered, however it was made; its own name where it is not.
+    """Return the name under which a method's kind is registered; the method's own name if it is not registered.
 
-    Policies list methods by it, and configurations of runs name them by it.
+    Policies list methods by this name, and configurations of runs use it.
 
     Examples
     --------
@@ -265,7 +268,7 @@ def registered_as(method: Method) -> str:
 
 
 def _require_rule_of(method: str, names: Container[str], aggregator: Aggregator) -> None:
-    """Refuse a rule for a method without such a parameter."""
+    """Refuse an aggregation rule for a method that has no parameter for one."""
     if "aggregator" not in names:
         accepted = f"{method!r} brings its own aggregation; leave it out"
         raise FieldError("aggregator", kind_of(aggregator), accepted)

@@ -1,4 +1,4 @@
-"""Server-side Gaussian noise around any aggregation rule: the common part of global DP and metric privacy."""
+"""Gaussian noise on the server around any aggregation rule: the common part of global DP and metric privacy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ from fedveil.ranges import require_within
 
 Order = Literal["formal", "printed"]
 
-STEPS = 1024  # deviation of discrete noise on its grid
+STEPS = 1024  # deviation of discrete noise, in steps of its grid
 _of_round = lru_cache(maxsize=16)(
     of_round
-)  # most rounds have the same guarantee, and its text is made once
+)  # most rounds have the same guarantee, so its text is made once
 PROVEN = {"gaussian": "gaussian", "discrete": "discrete gaussian"}  # mechanisms with a known cost
 
 
 @dataclass(frozen=True)
 class CentralState:
-    """State of the server. It is public or released, except the rule's state and `own` in the printed order.
+    """State of the server; public or released, except `rule` and `own` in the printed order.
 
     Attributes
     ----------
@@ -68,9 +68,9 @@ class CentralState:
 class CentralNoise(AroundRule, ABC):
     """Server side that clips every update, aggregates, and adds Gaussian noise.
 
-    With ``order="formal"`` the noise goes between the rule's two halves. Clients without a reply count as zero updates
-    of the planned cohort, weights are uniform, and the rule's optimiser never sees a mean without noise. With
-    ``order="printed"`` (the papers) the noise goes on the rule's output, and n is the number of valid replies.
+    With ``order="formal"`` the noise is added to the reduced update, so the rule's optimiser never sees a mean without
+    noise. Weights are uniform over the planned cohort; a client without a reply counts as a zero update. With
+    ``order="printed"`` (the papers) the noise is added to the rule's output, and n is the number of valid replies.
 
     Parameters
     ----------
@@ -83,14 +83,14 @@ class CentralNoise(AroundRule, ABC):
     order : {"formal", "printed"}
         Place of the noise.
     step_from : {"released", "own"}
-        Start of a server optimiser's step in the printed order: the released model, or the server's own model without
-        noise, as in Flower's former strategies. Clients start from the released one in any case.
+        Start of a server optimiser's step in the printed order. "own" is the server's model without noise, as in
+        Flower's former strategies. Clients always start from the released model.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring cohorts of the guarantee.
     noise : str
         ``"gaussian"``, ``"discrete"``, or a name in `fedveil.mechanisms.MECHANISMS` (your own is a heuristic).
-        Discrete: updates are rounded to a grid and summed as integers with discrete Gaussian noise, so that floating
-        point has nothing to leak. It takes uniform means in the formal order; its cost is in concentrated DP.
+        Discrete: updates are rounded to a grid and summed as integers with discrete Gaussian noise, so floating point
+        leaks nothing. It needs a uniform mean and the formal order; its cost is stated in concentrated DP.
     """
 
     noise_multiplier: NoiseLevel = field(default=0.01, kw_only=True)
@@ -132,7 +132,7 @@ class CentralNoise(AroundRule, ABC):
             self._sensitivity(1.0, 1, self.relation)
 
     def _require_names(self) -> None:
-        """Refuse numbers where a rule and the name of a mechanism belong."""
+        """Refuse a number in place of a rule or of a mechanism's name."""
         require_rule("aggregator", self.aggregator)
         if not isinstance(self.noise, str):
             raise FieldError(
@@ -141,28 +141,28 @@ class CentralNoise(AroundRule, ABC):
 
     @property
     def public_clip(self) -> float | None:  # type: ignore[override]
-        """C; None if it adapts."""
+        """C, the clipping norm of every update; None if it adapts."""
         return None if isinstance(self.clip, QuantileClip) else self.clip
 
     @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
-        """Whether noise of a public scale proves something (`_proven`)."""
+        """Whether noise of a public scale can have an epsilon (`_proven`)."""
         return self.order == "formal" or (
             self.aggregator.identity_step and self.relation != "add/remove"
         )
 
     @property
     def keeps_released(self) -> bool:  # type: ignore[override]
-        """Whether the state follows from released models; in the printed order an optimiser's does not."""
+        """Whether the state follows from released models alone; in the printed order an optimiser's state does not."""
         return self.order == "formal" or self.aggregator.identity_step
 
     def multiplier_for(self, sigma: float, cohort: int) -> float:
-        """Return the noise multiplier for a deviation `sigma`, without any distance, in a cohort of that size.
+        """Return the noise multiplier that gives noise of deviation `sigma` in this cohort, if no distance scales it.
 
         Raises
         ------
         FieldError
-            If the clipping norm adapts, and the deviation with it.
+            If the clipping norm adapts: the deviation then changes with it.
         """
         if isinstance(self.clip, QuantileClip):
             raise FieldError(
@@ -174,7 +174,7 @@ class CentralNoise(AroundRule, ABC):
         return sigma / unit
 
     def init(self, dimension: int, dtype: torch.dtype) -> CentralState:
-        """Return the first C and the rule's state."""
+        """Return the state before the first round: the first C and the rule's state."""
         first = self.clip.initial if isinstance(self.clip, QuantileClip) else self.clip
         return CentralState(first, self.aggregator.init(dimension, dtype))
 
@@ -185,7 +185,7 @@ class CentralNoise(AroundRule, ABC):
         state: CentralState,
         source: Source,
     ) -> Combined:
-        """Clip, aggregate, add noise (Algorithm 1 of the metric-privacy paper, with theta + clip(update))."""
+        """Clip, aggregate and add noise (Algorithm 1 of the metric-privacy paper; the model is theta + clip(update))."""
         theta, cohort, bound = facts.broadcast.models[0], facts.broadcast.public.cohort, state.clip
         updates, counts = updates_of(replies, theta), stack_counts(replies)
         lengths, clipped = updates.lengths, updates.clipped(bound)
@@ -209,7 +209,7 @@ class CentralNoise(AroundRule, ABC):
             rule = self.aggregator.for_round(state.rule, source, facts.public_update)
             size = cohort if self.order == "formal" else max(len(updates), min(rule.least, cohort))
             reduced = clipped.reduce(rule, weights, size)
-            # a rounded sum could move further than the clip
+            # rounding the sum to another type could move it further than the clip allows
             if reduced.dtype != torch.float64 or reduced.shape != theta.shape:
                 accepted = f"its reduce must return float64 {tuple(theta.shape)}"
                 raise FieldError(
@@ -217,9 +217,11 @@ class CentralNoise(AroundRule, ABC):
                     f"{reduced.dtype} {tuple(reduced.shape)}",
                     accepted,
                 )
-            # the output of an identity step has the same noise, and its rounding of sums is post-processing
+            # an identity step after the noise changes nothing but rounding, which is then post-processing
             noise_first = self.order == "formal" or self.aggregator.identity_step
-            if noise_first:  # in float64: nothing without noise is rounded to the model's type
+            if (
+                noise_first
+            ):  # in float64, so that nothing is rounded to the model's type before it has noise
                 rounded = _noised(reduced, noise, source, theta.dtype)
                 model, inner = self.aggregator.step(theta, rounded, state.rule)
             else:
@@ -257,7 +259,7 @@ class CentralNoise(AroundRule, ABC):
         reduced: Tensor,
         state: CentralState,
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """Return the optimiser's model, its next start if that is not the released model, and its state."""
+        """Return the optimiser's model, the start of its next step (None: the released model), and its state."""
         start = theta if self.step_from == "released" or state.own is None else state.own
         model, inner = self.aggregator.step(start, reduced + (theta - start), state.rule)
         return model, model.clone() if self.step_from == "own" else None, inner
@@ -270,7 +272,7 @@ class CentralNoise(AroundRule, ABC):
         facts: ServerFacts,
         state: CentralState,
     ) -> tuple[float, dict[str, float]]:
-        """Return the deviation of the noise, by default the uncalibrated one `base`, and figures for the log."""
+        """Return the deviation of the noise, by default the uncalibrated `base`, and figures for the log."""
         return base, {}
 
     @abstractmethod
@@ -283,7 +285,7 @@ class CentralNoise(AroundRule, ABC):
         cohort: int,
         relation: Relation = "zero-out",
     ) -> float:
-        """Return the sensitivity over a planned cohort: a client that comes or goes is one zero update more or less."""
+        """Return the sensitivity over a planned cohort; a client who is added or removed changes one zero update."""
         weights = even(cohort)
         fixed: Relation = "zero-out" if relation == "add/remove" else relation
         value = self.aggregator.sensitivity(bound, weights, fixed)
@@ -301,13 +303,15 @@ class CentralNoise(AroundRule, ABC):
         weights: Tensor,
         cohort: int,
     ) -> Spend:
-        """Return the cost of noise of a public scale: proven by the sensitivity of the rule, or a heuristic."""
+        """Return the cost of noise of a public scale: proven from the rule's sensitivity, else heuristic."""
         if self.noise not in PROVEN:
             return self._heuristic(f"nothing is proven of {self.noise!r} noise", sigma)
         conditions: tuple[str, ...] = ()
         if self.order == "formal":
             sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
-            weights = even(cohort)  # the bound; a count's share is private
+            weights = even(
+                cohort
+            )  # upper bound of the weights; a share that follows a count is private
             if self.relation == "add/remove":
                 conditions += (FIXED_COHORT,)
         elif not self.aggregator.identity_step:
@@ -325,7 +329,7 @@ class CentralNoise(AroundRule, ABC):
             return self._heuristic("the aggregation rule has no sensitivity", sigma)
         slope = self.aggregator.lipschitz(weights)
         if self.order == "formal" and self.aggregator.by_examples:
-            slope = None  # a private count moves the release even where the update stays
+            slope = None  # a private count moves the release even if the update stays the same
         if self.noise == "discrete":
             proven: Bound = ZCDP((sensitivity / sigma) ** 2 / 2)
         else:
@@ -365,7 +369,7 @@ def _noised(
     source: Source,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return an update [d] with noise, as another type; the update itself is kept, as a round may be drawn again."""
+    """Return an update [d] with noise, converted to `dtype`; the argument stays unchanged, so a round can be drawn again."""
     if isinstance(noise, GaussianNoise):
         return noise.add_to(reduced, source=source, into=torch.empty_like(reduced, dtype=dtype))
     noised = reduced.clone()
@@ -374,14 +378,14 @@ def _noised(
 
 
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:
-    """Refuse weights that break the stated sensitivity."""
+    """Refuse weights for which the stated sensitivity would be wrong."""
     if not kept or not bool((weights >= 0).all()):
         given = f"from {float(weights.min()):g} to {float(weights.max()):g}, sum {float(weights.sum()):g}"
         raise FieldError("weights", given, f"a rule's weights must not be negative and must {rule}")
 
 
 def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
-    """Add the cost of the noised share of clipped updates, which is released through the next C."""
+    """Add the cost of the noised share of clipped updates, which the next C reveals."""
     if spend.guarantee.mu is None:
         return spend
     bit = 1 / adaptive.bit_noise
@@ -393,7 +397,7 @@ def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
         moved=1.0,
         noise=adaptive.bit_noise,
     )
-    # a client's bit moves with its update, and the curve over the update's distance does not cover it
+    # a client's bit changes with its update, and the curve over the update's distance leaves the bit out
     guarantee = replace(spend.guarantee, bound=GDP(both))
     return replace(
         spend,
@@ -410,7 +414,7 @@ def _integer_mean(
     cohort: int,
     source: Source,
 ) -> Tensor:
-    """Noised mean over a planned cohort, summed in integers on a grid of sigma * cohort / STEPS."""
+    """Return the noised mean over a planned cohort, summed in integers on a grid of sigma * cohort / STEPS."""
     grid = sigma * cohort / STEPS
     noise = DiscreteGaussianNoise(STEPS).sample(clipped.shape[1], source=source)
     steps = to_grid(clipped, bound, grid).sum(0) + noise

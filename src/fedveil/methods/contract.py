@@ -1,4 +1,4 @@
-"""Contract of a method: the parts of its client and server sides, and the facts that they may see."""
+"""Contract of a method: the interfaces of its client side and server side, with defaults."""
 
 import math
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ class ClientSide(Protocol):
     Attributes
     ----------
     trust : {"central", "local", "trusted sum", "secure sum"}
-        Central: `protect` changes nothing, and the server's spend counts. Local: releases are noised, by `protect` or
-        in training. Trusted sum: releases have enough noise once they are summed. Secure sum: the same, and a single
+        Central: `protect` changes nothing, and the cost is the server's. Local: releases are noised by `protect` or in
+        training. Trusted sum: only the sum of the releases has enough noise. Secure sum: the same, and each single
         release is a random number.
     most_models : int, optional
-        Most hypotheses in a broadcast among which a client may choose; None for any. The choice is private: a method
-        that does not protect it takes one hypothesis.
+        Largest number of hypotheses in a broadcast; None for any. A client's choice among them is private, so a method
+        that does not protect the choice takes one hypothesis.
     composed : bool
-        Whether a release is a share 1 / rounds of a promised total, so that no more than `rounds` may leave.
+        Whether each release costs 1 / rounds of a promised total. No more than `rounds` releases may then leave.
 
     Examples
     --------
@@ -54,14 +54,14 @@ class ClientSide(Protocol):
 
     @property
     def trust(self) -> Trust:
-        """Trust model, as above."""
+        """Trust model; see the attributes of the class."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """Facts that must be filled in: ``layer_scores`` and ``noised`` of ClientFacts, ``public_layer_scores``.
+        """Facts that the engine must supply: ``layer_scores`` and ``noised`` of ClientFacts, ``public_layer_scores``.
 
-        ``noisy_steps`` puts the noise inside training: the client side then has `NoisySteps` of that name, and a
-        `budget` for the planned steps.
+        ``noisy_steps`` means that training adds the noise: the client side then has attributes `noisy_steps` and
+        `budget`.
         """
 
     def init(self) -> Any:
@@ -77,53 +77,55 @@ class ClientSide(Protocol):
         state: Any,
         source: Source,
     ) -> Protected:
-        """Protect the releases before they leave; a release that cannot be protected is removed."""
+        """Protect the releases before they leave, and drop a release that cannot be protected."""
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Return figures of a round's noise, from each client's scale: sigma and its ratio to the clip."""
+        """Return figures of a round's noise from the scales of each client: sigma and its ratio to the clip."""
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """Return fresh filters that hold a client to a total, or to the plan."""
+        """Return fresh filters that hold a client to a total epsilon, or to the planned rounds."""
 
 
 class ClientDefaults(Parameters):
-    """Defaults of client sides: they noise one model, remember nothing, and may be held to a total."""
+    """Defaults of client sides: noise on one model, no state, and a limit on the total if there is one."""
 
     trust: ClassVar[Trust] = "local"
     most_models: ClassVar[int | None] = 1
     composed: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
-    outside_promise: ClassVar[frozenset[str]] = frozenset()  # parameters that change no promise
+    outside_promise: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # parameters that cannot change the promise
 
     def init(self) -> NoState:
         return NoState()
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """Return a filter on the total epsilon, if there is one."""
+        """Return a filter on the total epsilon; none without a total."""
         return [] if epsilon is None else [Filter(epsilon, delta)]
 
 
 class NoisyClientSide(ClientSide, Protocol):
-    """Client side that needs ``noisy_steps``: its noise goes inside training."""
+    """Client side that needs ``noisy_steps``: training adds its noise."""
 
     @property
     def noisy_steps(self) -> NoisySteps:
-        """Noisy steps of the client's trainer."""
+        """Noisy steps that the client's trainer has to take."""
 
     def budget(self) -> SpendFilter | None:
         """Return a filter that holds a client to the planned steps; None without a plan."""
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
-        """Return the question of a broadcast to the sites of a secure sum; None for other sums."""
+        """Return the question that a broadcast puts to the sites of a secure sum; None for other sums."""
 
     def agreed(self, dimension: int) -> str:
         """Return the terms that all sites of a secure sum have to agree on; "" for other sums."""
 
     def require_sites(self, sites: int, field: str) -> None:
-        """Refuse a number of clients in a round, named `field`, that makes no sum (`FieldError`)."""
+        """Refuse a number of clients in a round, named `field`, with which the sum cannot be made (`FieldError`)."""
 
     def require_terms(self, releases: Releases) -> None:
-        """Refuse, on the server, a reply with noise on other terms than the promise about all (`ReplyError`)."""
+        """Refuse, on the server, a reply whose noise was made on other terms than the promise (`ReplyError`)."""
 
 
 class ServerSide(Protocol):
@@ -138,27 +140,27 @@ class ServerSide(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Fields of ServerFacts that the engine must fill in."""
+        """Fields of ServerFacts that the engine must supply."""
 
     @property
     def hypotheses(self) -> int:
-        """Number of models that it broadcasts."""
+        """Number of models in a broadcast."""
 
     @property
     def rule(self) -> Aggregator | None:
-        """Aggregation rule inside, if there is one."""
+        """Aggregation rule of the server side; None if it has none."""
 
     @property
     def relation(self) -> Relation:
-        """Neighbouring cohorts of the server's guarantee."""
+        """Neighbouring cohorts between which the server's guarantee holds."""
 
     @property
     def public_clip(self) -> float | None:
-        """Norm to which it clips every update, if that is known in advance."""
+        """Norm to which the server clips every update; None if it is not known in advance."""
 
     @property
     def may_be_proven(self) -> bool:
-        """Whether its noise can have an epsilon."""
+        """Whether the server's noise can have an epsilon."""
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         """Return the state before the first round."""
@@ -174,7 +176,7 @@ class ServerSide(Protocol):
 
 
 class ServerDefaults(Parameters):
-    """Defaults of server sides: one model, no rule inside, no noise, and no state."""
+    """Defaults of server sides: one model, no rule, no noise, and no state."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
     hypotheses: ClassVar[int] = 1
@@ -183,16 +185,18 @@ class ServerDefaults(Parameters):
     public_clip: ClassVar[float | None] = None
     may_be_proven: ClassVar[bool] = False
     keeps_released: ClassVar[bool] = (
-        True  # whether its state follows from released models, and may lie on a disk
+        True  # whether the state follows from released models alone and may be stored
     )
-    outside_promise: ClassVar[frozenset[str]] = frozenset()  # parameters that change no promise
+    outside_promise: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # parameters that cannot change the promise
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         return NoState()
 
 
 def require_parts(method: str, side: object, contract: type) -> None:
-    """Refuse, before a run, a side of a method or its class that lacks a part of its contract.
+    """Refuse a side of a method, or its class, that lacks a part of its contract; called before a run.
 
     Raises
     ------
@@ -224,24 +228,24 @@ class Method:
 
     @property
     def noisy(self) -> NoisyClientSide | None:
-        """Client side, if its noise goes inside training."""
+        """Client side if training adds its noise, else None."""
         if "noisy_steps" not in self.client.needs:
             return None
         return cast(NoisyClientSide, self.client)
 
     @property
     def may_promise(self) -> bool:
-        """Whether its noise can prove something: on the clients, in training or on the server."""
+        """Whether the method can have an epsilon, by noise on the clients, in training or on the server."""
         return self.client.trust != "central" or self.server.may_be_proven
 
     @property
     def client_clip(self) -> Any:
-        """Norm to which the client side clips: one, one for each layer, or None without clipping."""
+        """Norm to which the client side clips: one number, one for each layer, or None without clipping."""
         return getattr(self.client, "clip", None)
 
     @property
     def planned(self) -> int | None:
-        """Number of rounds that its noise was planned for, if it was."""
+        """Number of rounds for which the noise was planned, or None."""
         return getattr(self.server, "rounds", None) or getattr(self.client, "rounds", None)
 
     @property
@@ -251,11 +255,11 @@ class Method:
 
     @property
     def keeps_released(self) -> bool:
-        """Whether its server's state may be stored; your own server side declares it by ``keeps_released``."""
+        """Whether the server's state may be stored; a server side of your own declares it by ``keeps_released``."""
         return bool(getattr(self.server, "keeps_released", False))
 
     def __post_init__(self) -> None:
-        """Refuse an incomplete side, and weights by counts that local trust keeps on the client."""
+        """Refuse an incomplete side, and a rule that weighs by counts if counts stay on the client (local trust)."""
         require_parts(self.name, self.client, ClientSide)
         require_parts(self.name, self.server, ServerSide)
         if self.noisy is not None:
@@ -272,7 +276,7 @@ class Method:
 def noise_figures(
     scales: Sequence[tuple[float, ...]], layout: Layout, bound: float
 ) -> dict[str, float]:
-    """Describe the noise of the median client against the clip `bound`.
+    """Return figures of the median client's noise, compared with the clip `bound`.
 
     Parameters
     ----------
@@ -286,7 +290,8 @@ def noise_figures(
     Returns
     -------
     dict of str to float
-        `signal_to_noise` is a bound, clip over noise: under local trust the length of an update is private.
+        `sigma`, `noise_to_clip` and `signal_to_noise`. The last is a bound, clip over noise, as under local trust the
+        length of an update is private.
     """
     sizes = list(layout.sizes("module").values())
     lengths = []

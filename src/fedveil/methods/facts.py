@@ -1,4 +1,4 @@
-"""Arguments and results of the two sides of a method."""
+"""Arguments and results of a method's client side and server side."""
 
 import hashlib
 import json
@@ -18,14 +18,12 @@ from fedveil.layout import Layout
 from fedveil.secure import Site, SumContext
 
 Releases = tuple[Release, ...]
-LOST = (
-    1e-4  # chance that a lot of public size is too large for its batch, and the step is noise alone
-)
+LOST = 1e-4  # probability that a lot of public size overflows its batch, so that the step is noise alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFacts(Parameters):
-    """Public facts of a round before it begins.
+    """Public facts that are known before a round begins.
 
     Attributes
     ----------
@@ -38,18 +36,18 @@ class PublicFacts(Parameters):
     dimension : int
         Number of shared parameters d.
     layer_scores : tuple of float, optional
-        Score of each layer (module, in layout order) of the broadcast model on public data, for methods that split a
-        budget by it.
+        Score of each layer (module, in layout order) of the broadcast model on public data. Some methods split a budget
+        by it.
     run : str
         Name of the run, for a secure sum.
     attempt : int
         Number of the attempt at this round, for a secure sum.
     roster : tuple of bytes
-        Public keys of all sites that are asked for a secure sum.
+        Public keys of all sites that are asked to join a secure sum.
     terms : str
         Terms that all sites of a secure sum have to agree on (`SumTerms.text`).
     receipt : str
-        Receipt of the round before (`fedveil.accounting.Receipt.text`); empty where there are no receipts.
+        Receipt of the round before (`fedveil.accounting.Receipt.text`); empty without receipts.
     """
 
     round: Count
@@ -89,14 +87,14 @@ class Broadcast:
 
     @cached_property
     def opened(self) -> str:
-        """Digest of the models, as the ledger of a server that released them has it."""
+        """Digest of the models, equal to the one in the ledger of a server that released them."""
         return digest((Release("model", self.models),))
 
     @cached_property
     def facts(self) -> str:
-        """Digest of the public facts, but for the receipt of the round before and the planned size of the cohort.
+        """Digest of the public facts, except the receipt of the round before and the planned cohort.
 
-        A server that was started again may plan another cohort, and gets the same release.
+        So a server that is restarted with another planned cohort still gets the same release from a client.
         """
         values = asdict(self.public)
         del values["receipt"], values["cohort"]
@@ -106,7 +104,7 @@ class Broadcast:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySteps:
-    """Private training steps with noise inside; they also mark a model that was trained so.
+    """Private training steps that add noise; also the record of how a model was trained.
 
     Attributes
     ----------
@@ -121,14 +119,15 @@ class NoisySteps:
     denominator : float
         Divisor of the noisy sum: a constant, never the size of the sample.
     public_size : bool
-        Whether a silo may be refused for its number of examples (persons).
+        Whether the number of examples (persons) is public, so that a silo may be refused for it.
     most : int
-        Most examples (persons) of a silo with a private number of them; a full batch has as many places. 0: any number,
-        one example a call.
+        Most examples (persons) that a silo may have if their number is private; a full batch has as many places. 0: any
+        number, and gradients are computed one example at a time.
     images : int
-        0: examples are clipped. Otherwise persons are, each with at most so many of her images, the first ones.
+        0: gradients of examples are clipped. Otherwise gradients of persons are, and this is the most images used of
+        one person (her first ones).
     summed : bool
-        Whether the noise is enough only in a sum over silos, so that everything after a step must be linear.
+        Whether only the sum over silos has enough noise. Everything after a step must then be linear.
     lr : float
         Learning rate of a summed step, which scales its noise; filled in by the trainer. 0: free.
     grid : float
@@ -139,8 +138,8 @@ class NoisySteps:
     by_app : bool
         Whether an app's own loop may take the steps, which is a condition of the promise.
     regions : bool
-        Whether differences to blanked examples are clipped and noised, and the gradients of blanked examples added
-        (`fedveil.learning.regions`).
+        Whether only the difference between an example's gradient and that of its blanked copy is clipped and noised.
+        The gradient of the blanked copy is then added (`fedveil.learning.regions`).
     blank : float
         Value of blanked coordinates.
     """
@@ -163,13 +162,13 @@ class NoisySteps:
 
     @property
     def unit(self) -> str:
-        """Clipped unit, for messages."""
+        """Name of the clipped unit, for messages."""
         return "persons" if self.images else "examples"
 
     def places(self, examples: int) -> int:
-        """Return the places of a step's batch for examples (persons) and dummies; 0: one example a call.
+        """Return the number of places in a step's batch, dummies included; 0: one example at a time.
 
-        The number follows from public numbers alone.
+        It follows from public numbers alone.
         """
         if self.public_size:
             return examples if self.rate == 1 else least_places(examples, self.rate, LOST)
@@ -180,7 +179,7 @@ class NoisySteps:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """Facts for a client's method beside its releases; they never leave the client.
+    """Facts that a client's method gets besides its releases; they never leave the client.
 
     Attributes
     ----------
@@ -189,12 +188,12 @@ class ClientFacts:
     layout : Layout
         Layout of the model.
     chosen : int
-        Hypothesis that it trained.
+        Index of the hypothesis that the client trained.
     layer_scores : mapping of str to float, optional
-        S_l of each layer on the client's sensitive regions.
+        Score S_l of each layer, measured on the client's sensitive regions.
     failed : bool
-        Whether training left nothing to protect. The model is then the start, or noise alone if the noise goes inside
-        training. A scale that would follow private values is then the method's public fallback.
+        Whether training failed. The model is then the start, or noise alone if training adds the noise. A scale that
+        would follow from private values is replaced by the method's public fallback.
     noised : NoisySteps, optional
         Noise that the client's trainer added.
     site : Site, optional
@@ -217,7 +216,7 @@ class ClientFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """Facts for the server's method beside the replies; they follow from releases and public data alone.
+    """Facts that the server's method gets besides the replies; they follow from releases and public data alone.
 
     Attributes
     ----------
@@ -230,7 +229,7 @@ class ServerFacts:
     public_scores : Tensor, optional
         [n, L], layer scores of the received models on public data.
     public_update : Tensor, optional
-        [d], update of the broadcast model by training on public data as a client does.
+        [d], update that results if the broadcast model is trained on public data as a client would train it.
     question : SumContext, optional
         Question that the sites of a secure sum were asked.
     """
@@ -245,7 +244,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Refusal of a client to take part, for a public reason."""
+    """Refusal of a client to take part in a round, for a public reason."""
 
     reason: str
 

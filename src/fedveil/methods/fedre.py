@@ -1,14 +1,15 @@
 """FedRE: layer-wise local noise steered by privacy-sensitive regions, and perturbation-aware aggregation.
 
-Source: the FedRE paper, equations 3 to 11. Trust model: untrusted server. A client scores each layer by the dependence
-of its gradient on the sensitive region of its images, and gives sensitive layers a smaller budget. It clips each layer
-to C_l and adds N(0, C_l^2 sigma_l^2). The model after local training is released: the update plays the role of
--eta * gradient, and one client's update is clipped, not one sample. It is a heuristic, because the split is computed
-from private data. The server weighs clients layer by layer by scores of the received models on public data.
+Source: the FedRE paper, equations 3 to 11. Trust model: untrusted server. A client scores each layer by how much its
+gradient depends on the sensitive region of the client's images. Layers with a higher score get a smaller budget. It
+clips each layer to C_l and adds N(0, C_l^2 sigma_l^2). The model after local training is released. So the update plays
+the role of -eta * gradient, and a client's update is clipped, not one sample. It is a heuristic, because the split of
+the budget is computed from private data. The server weighs clients layer by layer by scores of the received models on
+public data.
 
 The paper calls C_l the largest contribution of a training sample, and takes equation 9 from its reference [33]. The
-code of that reference has a sensitivity of 2 C_l / |D_k| for |D_k| samples of a client. `sensitivity = "sample"` is
-that reading.
+code of that reference uses a sensitivity of 2 C_l / |D_k|, with |D_k| the client's number of samples. `sensitivity =
+"sample"` follows that code.
 """
 
 import math
@@ -48,21 +49,23 @@ class FedRE(ClientDefaults):
     Parameters
     ----------
     epsilon, delta : float
-        Totals of the paper over layers and rounds; they set shares of the split, and are no guarantee.
+        The paper's totals over layers and rounds. They set the noise of each layer, and are no guarantee with private
+        scores.
     clip : float or mapping of str to float
-        C_l, one for all layers or one each (layers are modules).
+        C_l: one for all layers, or one for each (layers are modules).
     scores : {"private", "public"}
-        Source of the split: the client's own sensitive regions (the paper), or the server's public data. The second is
+        Source of the scores: the client's own sensitive regions (the paper), or the server's public data. "public" is
         sound: mu is split by 1/S_l, the sensitivity is 2 C_l (any two inputs), and (epsilon, delta) is the total.
     split : {"scores", "uniform", "size"}
-        "uniform" gives every layer the same share: the paper's baseline LDP-Fed. "size" follows the layers' numbers of
-        parameters and has the shortest noise at the sound guarantee; it needs scores = "public". Neither uses scores.
+        "uniform" gives every layer the same share (the paper's baseline LDP-Fed). "size" splits by the layers' numbers
+        of parameters: it has the shortest noise at the sound guarantee, and needs scores = "public". Neither uses the
+        scores themselves.
     sensitivity : {"client", "sample"}
-        Factor of the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": 2 C_l / |D_k|,
-        the part of one of |D_k| examples: it bounds one step alone, and is a heuristic for private scores.
+        Factor of the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": 2 C_l / |D_k|, for
+        one of |D_k| examples; it bounds a single step only, and is a heuristic for private scores.
     noise_to_clip : float, optional
-        Expected length of a round's noise over that of all clips together, in place of epsilon: a heuristic, for
-        comparisons at equal noise power.
+        Expected length of a round's noise over the length of all clips together. It replaces epsilon, for comparisons
+        at equal noise power, and is a heuristic.
 
     Examples
     --------
@@ -85,7 +88,7 @@ class FedRE(ClientDefaults):
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """Private or public layer scores, or none."""
+        """Scores that the split needs: private or public layer scores, or none."""
         if self.split != "scores":
             return frozenset()
         return frozenset({"layer_scores" if self.scores == "private" else "public_layer_scores"})
@@ -114,12 +117,12 @@ class FedRE(ClientDefaults):
         return LastScores()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Return figures of the median client's noise, against the length of all layers' clips."""
+        """Return figures of the median client's noise, compared with the length of all layers' clips."""
         squares = [bound * bound for bound in self._bounds(layout).values()]
         return noise_figures(scales, layout, math.sqrt(sum(squares)))
 
     def quote(self, broadcast: Broadcast, state: LastScores) -> Spend:
-        """Return the cost of a heuristic participation; with public scores the exact cost."""
+        """Return the cost of taking part: heuristic for private scores, exact for public ones."""
         return self._spend((), broadcast.public.rounds)
 
     def protect(
@@ -131,7 +134,7 @@ class FedRE(ClientDefaults):
     ) -> Protected:
         """Clip and noise each layer of the update; everything else stays on the client.
 
-        A failed client splits the budget evenly, if the split would follow its private scores. In a round without new
+        If the split follows private scores, a failed client splits the budget evenly instead. In a round without new
         scores (`Scoring.every`) a client uses its last ones.
         """
         model = model_of(releases)
@@ -176,7 +179,7 @@ class FedRE(ClientDefaults):
         return Protected((Release("model", facts.start + update),), spend, own)
 
     def _part(self, releases: Releases, facts: ClientFacts) -> float:
-        """Return the sensitivity over the clip: 1, or 2 / |D_k|."""
+        """Return the sensitivity in units of C_l: 1, or 2 / |D_k|."""
         if self.sensitivity == "client" or facts.failed:
             return 1.0
         examples = count_of(releases)
@@ -203,7 +206,9 @@ class FedRE(ClientDefaults):
     ) -> list[float]:
         if self.split == "uniform":
             return [1.0] * len(layers)
-        if self.split == "size":  # shares of mu grow with sqrt(C_l) and the fourth root of n_l
+        if (
+            self.split == "size"
+        ):  # shares of mu grow with sqrt(C_l) and the fourth root of the layer's size n_l
             sizes = facts.layout.sizes("module")
             bounds = self._bounds(facts.layout)
             return [bounds[name] ** -0.5 * sizes[name] ** -0.25 for name in layers]
@@ -235,7 +240,7 @@ class FedRE(ClientDefaults):
         """Return the deviation of each layer's noise over its C_l."""
         if self.scores == "private":
             return LayerSensitivity(self.epsilon, self.delta, 1.0, rounds).split(scores)["sigma"]
-        # shares of mu proportional to 1/S_l, whose squares add up to the round's mu^2
+        # shares of mu are proportional to 1/S_l, and their squares add up to the round's mu^2
         shares = LayerSensitivity(1.0, self.delta, 1.0, rounds).split(scores)["epsilon"]
         length = math.sqrt(math.fsum(share**2 for share in shares))
         return [2 * length / (self._round_mu(rounds) * share) for share in shares]
@@ -260,7 +265,7 @@ class FedRE(ClientDefaults):
 
 
 def _draws(bounds: Sequence[float], deviations: Sequence[float]) -> tuple[Draw, ...]:
-    """Return the draw of each layer's noise; another client's layer lies at most 2 C_l away."""
+    """Return the draw of each layer's noise; replacing the client moves a layer by at most 2 C_l."""
     drawn = []
     for bound, sigma in zip(bounds, deviations, strict=True):
         drawn.append(
@@ -281,7 +286,10 @@ def _require_usable(
     dtype: torch.dtype,
     rises: bool,
 ) -> None:
-    """Refuse noise with a square beyond the limits of the model's type; it `rises` with the value, or falls."""
+    """Refuse noise whose square the model's type cannot hold.
+
+    `rises` tells whether the noise grows with the value of `field`, so that the refusal can say which way to change it.
+    """
     limits = torch.finfo(dtype)
     least, most = math.sqrt(limits.tiny), math.sqrt(limits.max)
     for deviation in deviations:
@@ -298,7 +306,7 @@ def _require_usable(
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbationAware(ServerDefaults):
-    """Server side of FedRE: PDA-PAM.
+    """Server side of FedRE: the paper's perturbation-aware aggregation, PDA-PAM.
 
     Parameters
     ----------
@@ -313,7 +321,7 @@ class PerturbationAware(ServerDefaults):
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """Public scores of the received models, unless all weigh the same."""
+        """Facts that the weights need: public scores of the received models, or nothing for equal weights."""
         return frozenset({"public_scores"} if self.weighting == "scores" else ())
 
     def combine(
@@ -323,7 +331,7 @@ class PerturbationAware(ServerDefaults):
         state: NoState,
         source: Source,
     ) -> Combined:
-        """Weigh each layer of each update by the public scores."""
+        """Average the updates layer by layer, with weights from the public scores."""
         theta = facts.broadcast.models[0]
         updates = stack_models(replies) - theta
         groups = facts.layout.groups("module")

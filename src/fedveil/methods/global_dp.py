@@ -3,11 +3,11 @@
 Trust model: honest server, semi-honest clients.
 
 Formal order: the noise is added to the rule's reduced update, before a server optimiser sees it. Sigma is z times the
-rule's zero-out sensitivity over the planned cohort: z * C / n for a mean of n planned clients, z * C for a median of an
-odd number of them. Mu of a round is the sensitivity under the chosen relation over sigma.
+rule's zero-out sensitivity over the planned cohort. For a mean of n planned clients that is z * C / n, for a median of
+an odd number z * C. A round's mu is the sensitivity under the chosen relation, divided by sigma.
 
 As printed: the noise is added to the rule's output, and sigma = z * C / n with n valid replies, whatever the rule. Mu
-follows the sensitivity of what ran, which is C * max weight for a mean and about C for a median.
+follows from the sensitivity of the rule that ran: C * max weight for a mean, about C for a median.
 """
 
 from dataclasses import dataclass, field
@@ -30,13 +30,13 @@ class GlobalDP(CentralNoise):
     Parameters
     ----------
     noise_multiplier : float
-        z; left out, it follows from the three below.
+        z. Without it, z follows from the three parameters below.
     epsilon, delta, rounds : float, float, int, optional
-        Total over all rounds, to which z is calibrated: ``GlobalDP(epsilon=8, delta=1e-5, rounds=20)``. It needs the
+        Total over all rounds, for which z is computed: ``GlobalDP(epsilon=8, delta=1e-5, rounds=20)``. This needs the
         formal order, Gaussian noise and a fixed C.
     derived_from : str
-        Private runs from which the noise multiplier was computed, if any. No epsilon then covers the release: its
-        status is heuristic.
+        Private runs from which the noise multiplier was computed, if any. The release then has no epsilon: its status
+        is heuristic.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class GlobalDP(CentralNoise):
     derived_from: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse combinations that cannot work, and a noise multiplier that is left open."""
+        """Refuse combinations that cannot work, and a missing noise multiplier that nothing determines."""
         self._require_names()
         if self.epsilon is not None:
             object.__setattr__(self, "noise_multiplier", self._calibrated(self.epsilon))
@@ -66,7 +66,7 @@ class GlobalDP(CentralNoise):
         super().__post_init__()
 
     def _calibrated(self, epsilon: float) -> float:
-        """Return the least z that keeps the total."""
+        """Return the smallest z whose total stays within epsilon."""
         if self.rounds is None:
             raise FieldError(
                 "rounds", None, "it is needed beside epsilon, which is a total over all rounds"
@@ -97,7 +97,7 @@ class GlobalDP(CentralNoise):
 
     @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
-        """Whether its noise can have an epsilon: not if it was derived from private runs."""
+        """Whether the noise can have an epsilon; it cannot if z was derived from private runs."""
         return not self.derived_from and super().may_be_proven
 
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
@@ -114,7 +114,7 @@ def running_sum(
     cohort: int,
     state: Any,
 ) -> RunningSum | None:
-    """Make a running sum for a round's updates, if the server side reads nothing but their sum; else return None.
+    """Return a running sum for a round's updates if the server side needs only their sum; else None.
 
     Parameters
     ----------

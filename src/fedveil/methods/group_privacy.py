@@ -1,10 +1,11 @@
 """Group privacy for personalised models: Laplace noise on each client, k-means on the server.
 
-Source: the group-privacy paper, Algorithms 1 and 2. Trust model: untrusted server. The server broadcasts k hypotheses;
-a client trains the one that fits its data best and sends that *model* plus n-dimensional Laplace noise with
-epsilon = n / (nu * ||delta||); the server clusters what it receives, started at the hypotheses. Heuristic: epsilon
-depends on the private step. The leakage n / nu of a participation is public and adds up. Which hypothesis a client
-chose is private too, and protected as far as the hypotheses are apart: every spend states that distance.
+Source: the group-privacy paper, Algorithms 1 and 2. Trust model: untrusted server. The server broadcasts k hypotheses.
+A client trains the one that fits its data best, and sends that *model* plus n-dimensional Laplace noise with epsilon =
+n / (nu * ||delta||). The server clusters the received models by k-means, which starts at the hypotheses. It is a
+heuristic, as epsilon depends on the length ||delta|| of the private step. The leakage n / nu of a participation is
+public and adds up. The client's choice of a hypothesis is private too. Its protection depends on the distance between
+hypotheses, and every spend states that distance.
 """
 
 import math
@@ -39,12 +40,12 @@ class GroupPrivacy(ClientDefaults):
     Parameters
     ----------
     noise_multiplier : float
-        nu, the expected length of the noise over the length of the client's step; 0 means no noise.
+        nu: expected length of the noise, divided by the length of the client's step; 0 means no noise.
     radius : float, optional
-        Public radius r in place of the private length: the sound variant. Then epsilon = n / (nu * r), and each release
-        is epsilon-d-private.
+        Public radius r that replaces the private length of the step (the sound variant). Then epsilon = n / (nu * r),
+        and each release is epsilon-d-private.
     fallback_radius : float
-        Public radius of a client without a private length, because it failed or did not move.
+        Public radius for a client whose step has no length, because it failed or did not move.
     distribution : {"laplace", "gaussian"}
         Distribution of the noise. Gaussian noise of the same expected length nu * r needs a public radius. Two models D
         apart are then (D / sigma)-GDP apart, in any dimension.
@@ -69,7 +70,7 @@ class GroupPrivacy(ClientDefaults):
             raise FieldError("radius", None, "Gaussian noise takes a public radius")
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Return sigma of the median client; without a public radius the ratio to the step is fixed, nu."""
+        """Return figures of the median client's noise; without a public radius the ratio to the step is always nu."""
         if self.distribution == "gaussian":
             return {"sigma": median(scale[0] for scale in scales)}
         figures = {"sigma": median(math.sqrt(layout.size + 1) / scale[0] for scale in scales)}
@@ -82,7 +83,7 @@ class GroupPrivacy(ClientDefaults):
         }
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """Return the cost of a heuristic participation; its leakage n / nu is public, and the same every time."""
+        """Return the cost of taking part: heuristic, with the public leakage n / nu, the same every time."""
         return self._spend((), broadcast)
 
     def protect(
@@ -92,13 +93,15 @@ class GroupPrivacy(ClientDefaults):
         state: NoState,
         source: Source,
     ) -> Protected:
-        """Noise the model; everything else (counts, metrics, the chosen index) stays on the client."""
+        """Add noise to the model; everything else (counts, metrics, the chosen index) stays on the client."""
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
         if self.noise_multiplier == 0:
             return Protected((Release("model", model),), self._spend((), facts.broadcast), state)
-        norms(model)  # refuses NaN, infinity, and numbers so large that noise would be lost in them
+        norms(
+            model
+        )  # refuses NaN, infinity, and numbers so large that the noise would be lost in rounding
         step = model - facts.start
         if self.distribution == "gaussian":
             spend = self._spend((), facts.broadcast)
@@ -129,7 +132,7 @@ class GroupPrivacy(ClientDefaults):
 
 @lru_cache(maxsize=256)
 def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
-    """Return the cost of a participation without the private scale; it is the same for every client of a round."""
+    """Return the cost of taking part without the private scale; it is the same for every client of a round."""
     leakage: float | None = NeighbourhoodLaplace(side.noise_multiplier).leakage(dimension)
     bound: Bound = Heuristic("epsilon depends on the length of the client's private step")
     scale: tuple[float, ...] = ()
@@ -156,7 +159,7 @@ def mean_length(dimension: int) -> float:
 
 @dataclass(frozen=True)
 class Idle:
-    """Number of rounds in a row without a member, for each hypothesis [k]."""
+    """Number of consecutive rounds in which each hypothesis [k] had no member."""
 
     rounds: Tensor
 
@@ -170,8 +173,8 @@ class Clusters(ServerDefaults):
     hypotheses : int
         k, the number of models.
     divide : int
-        Rounds in a row without a member after which a hypothesis begins anew with one half of the largest cluster. 0:
-        never, as in the paper; a hypothesis that wins all clients at the start then keeps them.
+        Number of consecutive rounds without a member after which a hypothesis takes over one half of the largest
+        cluster. 0: never, as in the paper; a hypothesis that wins all clients at the start then keeps them.
     """
 
     hypotheses: Hypotheses = 2  # type: ignore[misc]
@@ -190,7 +193,7 @@ class Clusters(ServerDefaults):
         state: NoState | Idle,
         source: Source,
     ) -> Combined:
-        """Cluster and average; a hypothesis without members is carried over, or begins anew."""
+        """Cluster the models and average each cluster; a hypothesis without members stays, or takes half a cluster."""
         models, starts = stack_models(replies), facts.broadcast.models
         return self._combined(models, starts, *cluster_means(models, starts), state)
 
@@ -202,7 +205,7 @@ class Clusters(ServerDefaults):
         labels: Tensor,
         state: NoState | Idle,
     ) -> Combined:
-        """Make the next hypotheses from the means [k, d] and each model's cluster, -1 for none."""
+        """Make the next hypotheses from the means [k, d] and each model's cluster (-1: none)."""
         sizes = torch.bincount(labels[labels >= 0], minlength=len(starts))
         report: dict[str, float] = {}
         if isinstance(state, Idle):

@@ -1,10 +1,10 @@
 """Metric privacy: the server's noise divided by the distance between the clients' models.
 
-Source: the metric-privacy paper, section 6 and Algorithm 1. Trust model: honest server that sees each client's model in
-the clear (so no secure aggregation), semi-honest clients. Per round sigma = z * C / (n * d_r), where d_r is the largest
-pairwise distance of the local models, taken before clipping; in the formal order z times the rule's sensitivity takes
-the place of z * C / n, which is the same for a mean. Heuristic: sigma depends on unprotected models and can be read off
-the release itself.
+Source: the metric-privacy paper, section 6 and Algorithm 1. Trust model: an honest server sees each client's model in
+the clear (so no secure aggregation), semi-honest clients. A round has sigma = z * C / (n * d_r), with d_r the largest
+distance between two local models, measured before clipping. The formal order has z times the rule's sensitivity in
+place of z * C / n; for a mean both are the same. It is a heuristic: sigma depends on unprotected models, and can be
+read off the release itself.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from fedveil.layout import Grouping
 from fedveil.methods.central import CentralNoise, CentralState
 from fedveil.methods.facts import ServerFacts
 
-OUTLIER = 10.0  # an update longer than this many medians is left out of the distance
+OUTLIER = 10.0  # updates longer than this many medians are left out of the distance
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,19 @@ class MetricPrivacy(CentralNoise):
     distance : str
         A metric of `fedveil.calibration.DISTANCES`.
     grouping : {"array", "module"}
-        What a layer is for that metric.
+        Unit that the metric treats as a layer.
     distance_on : {"raw", "clipped", "released"}
-        Take the distance before clipping (Algorithm 1) or after (the paper's appendix). The sound variant takes how far
-        the released model moved in the last round.
+        Models between which the distance is measured: before clipping (Algorithm 1) or after it (the paper's appendix).
+        "released", the sound variant, measures how far the released model moved in the last round.
     direction : {"less", "more"}
         Whether a larger distance gives less noise (the formula) or more (the text).
     released_range : tuple of float
-        Public bounds of the released distance. The guarantee is that of their worst end; a filter charges what a round
-        really cost, and its budget is the total if that is less.
+        Public bounds of the released distance. The guarantee holds for the worse of the two. A filter charges the
+        actual cost of each round, and its budget is the total if that is less.
 
-    Notes
-    -----
-    One client that scales its update must not switch the noise off: updates longer than 10 times the (lower) median
-    length are left out of the distance, and counted in the report. If fewer than two models remain, or they are
-    identical (d = 0), the round uses the global scale z * C / n and the report says so.
+    Notes ----- A single client must not switch the noise off by a huge update. So updates longer than 10 times the
+    (lower) median length are left out of the distance, and the report counts them. If fewer than two models remain, or
+    they are identical (d = 0), the round uses the global scale z * C / n and the report says so.
 
     Examples
     --------
@@ -83,7 +81,7 @@ class MetricPrivacy(CentralNoise):
 
     @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
-        """Only where the scale follows what was released."""
+        """Whether the noise can have an epsilon: only if its scale follows from released models."""
         return self.distance_on == "released" and super().may_be_proven
 
     def _scale(
@@ -98,7 +96,7 @@ class MetricPrivacy(CentralNoise):
             d, figures = self._released_distance(facts, state), {}
         else:
             lengths = updates.lengths
-            # torch's median is the lower one, so that one client of two cannot move it
+            # torch's median is the lower one, so one client of two cannot move it
             honest = lengths <= OUTLIER * lengths.median()
             chosen = updates if self.distance_on == "raw" else clipped
             measured = chosen.stack
@@ -106,12 +104,12 @@ class MetricPrivacy(CentralNoise):
                 measured = measured[honest]
             d = max_pairwise_distance(measured, facts.layout, self.grouping, self.distance)
             figures = {"outliers": float((~honest).sum())}
-        # base already is z * C / n (or z times the rule's sensitivity): only the distance's part is left to apply
+        # base already is z * C / n (or z times the rule's sensitivity), so only the distance is left to apply
         sigma = MetricCalibrator(base, 1.0, self.direction).sigma(n=1, distance=d)
         return sigma, {"distance": d, "global_fallback": float(d == 0), **figures}
 
     def _released_distance(self, facts: ServerFacts, state: CentralState) -> float:
-        """Measure how far the released model moved last round, without its own noise; 0 in the first round."""
+        """Measure how far the released model moved in the last round, corrected for its own noise; 0 in the first round."""
         if state.released is None:
             return 0.0
         step = facts.broadcast.models[0] - state.released
@@ -131,7 +129,8 @@ class MetricPrivacy(CentralNoise):
         spend = self._proven(sigma, bound, weights, cohort)
         if not spend.guarantee.proven:
             return spend
-        # the scale followed earlier releases: what may be promised in advance is the least noise of the public range
+        # the scale followed from earlier releases, so the promise in advance rests on the least noise of the public
+        # range
         unit = self._sensitivity(bound, cohort) if self.order == "formal" else bound / len(weights)
         low, high = self.released_range
         calibrator = MetricCalibrator(self.noise_multiplier * unit, 1.0, self.direction)

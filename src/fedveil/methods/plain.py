@@ -1,10 +1,9 @@
 """Sides without noise: a client that trusts the server, a server that only aggregates, and IFCA.
 
 IFCA: personalised models by clusters, the baseline of group privacy. Source: Ghosh et al. 2020 (arXiv 2006.04088),
-model averaging. Trust model: the server is trusted. It broadcasts k hypotheses; a client trains the one that fits its
-data best, and reports its index; the server averages the models of each cluster. The index tells up to ln k a round
-about the client's data (its maximal leakage), which the client's ledger counts. The model has no such bound, and
-nothing is promised.
+model averaging. Trust model: the server is trusted. It broadcasts k hypotheses. A client trains the one that fits its
+data best, and reports its index. The server averages the models of each cluster. The index has a maximal leakage of ln
+k a round, and the client's ledger counts it. The model has no such bound, so nothing is promised.
 """
 
 import math
@@ -26,21 +25,21 @@ from fedveil.methods.replies import stack_counts, stack_models, updates_of
 
 @dataclass(frozen=True)
 class TrustedServer(ClientDefaults):
-    """Client side of every central method: the server sees everything, `protect` is a declared identity."""
+    """Client side of every central method: the server sees everything, and `protect` changes nothing."""
 
     trust: ClassVar[Trust] = "central"
     most_models: ClassVar[int | None] = None
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Return no figures: a client adds no noise."""
+        """Return no figures, as a client adds no noise."""
         return {}
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """Return no filters: the total is the server's."""
+        """Return no filters, as the total is the server's."""
         return []
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """Return no cost: the server spends."""
+        """Return no cost, as the server pays."""
         return nothing("central")
 
     def protect(
@@ -67,7 +66,7 @@ class AroundRule(ServerDefaults):
     aggregator: Aggregator = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        """Refuse anything but a rule."""
+        """Refuse anything but an aggregation rule."""
         super().__post_init__()
         require_rule("aggregator", self.aggregator)
 
@@ -87,9 +86,9 @@ class AroundRule(ServerDefaults):
 
 @dataclass(frozen=True)
 class Plain(AroundRule):
-    """Server side without noise, which aggregates the replies.
+    """Server side that aggregates the replies without noise.
 
-    Under local trust the replies carry no counts, so only uniform weights work.
+    Under local trust replies hold no counts, so only uniform weights work.
 
     Parameters
     ----------
@@ -104,7 +103,7 @@ class Plain(AroundRule):
         state: Any,
         source: Source,
     ) -> Combined:
-        """Reduce and step; if fewer reply than the rule needs, absent clients count as zero updates."""
+        """Reduce the updates and step; if fewer clients reply than the rule needs, absent ones count as zero updates."""
         theta, rule = (
             facts.broadcast.models[0],
             self.aggregator.for_round(state, source, facts.public_update),
@@ -119,10 +118,10 @@ class Plain(AroundRule):
 
 @dataclass(frozen=True)
 class ReportsIndex(TrustedServer):
-    """Client side of IFCA: everything leaves, with the index of the trained hypothesis."""
+    """Client side of IFCA: all releases leave, together with the index of the trained hypothesis."""
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """Return the leakage of one of k indices, at most ln k; nothing is promised."""
+        """Return the leakage of the index, at most ln k; nothing is promised."""
         k = len(broadcast.models)
         if k == 1:
             return nothing("central")
@@ -141,7 +140,7 @@ class ReportsIndex(TrustedServer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedClusters(Clusters):
-    """Server side of IFCA: the mean of the models with the same reported hypothesis (`Clusters`)."""
+    """Server side of IFCA: the mean of all models that report the same hypothesis (`Clusters`)."""
 
     def combine(
         self,
@@ -150,7 +149,7 @@ class ReportedClusters(Clusters):
         state: NoState | Idle,
         source: Source,
     ) -> Combined:
-        """Average each cluster; a hypothesis without members is carried over, a reply without an index left out."""
+        """Average each cluster; a hypothesis without members stays, and a reply without an index is left out."""
         models, starts = stack_models(replies), facts.broadcast.models
         labels = torch.tensor([_index(reply, len(starts)) for reply in replies])
         centres = starts.clone()
@@ -169,7 +168,7 @@ class ReportedClusters(Clusters):
 
 
 def _index(reply: Releases, k: int) -> int:
-    """Return the hypothesis that a reply reports; -1 if that is none of the k."""
+    """Return the index that a reply reports; -1 if it is not one of the k hypotheses."""
     reported = [
         release.value for release in reply if release.kind == "index" and release.value.numel() == 1
     ]

@@ -1,18 +1,20 @@
 """Metrics published to clients after each round, and losses of validation clients: noised, or in the clear.
 
-A published accuracy or loss is a release of the server like the model itself. An attacker with data like a client's
-compares its own loss with the published one. The noise on the model moves both, and cancels out.
+A published accuracy or loss is a release of the server, as the model is. An attacker with data like a client's can
+compare its own loss with the published one. The noise on the model moves both losses alike, so it hides nothing here.
 
 Noised metrics: each client's figures are cut to declared ranges, [0, loss_range] and [0, 1], and scaled to [0, 1]^m.
 The server sums the deviations from the middle over all clients of the federation, adds Gaussian noise, and divides by
 their fixed number N. A client without a figure counts as the middle. One client moves the mean by at most sqrt(m) /
-(2N) under zero-out (middle in its place) and add/remove, by sqrt(m) / N under replace-one; sigma = z sqrt(m) / (2N).
+(2N) under zero-out (the middle replaces its figures) and add/remove, and by sqrt(m) / N under replace-one. The noise
+has sigma = z sqrt(m) / (2N).
 
-A validation client never trains. It sends the loss of a broadcast model on its data, and that is a release. Noised,
-under local trust: the client cuts its loss to a declared range [0, R] and adds N(0, (z R)^2) before it leaves. Any two
-data sets move the cut loss by at most R, so each release costs that client mu = 1 / z (replace-one). The number of
-releases of one client is capped. Under central trust the server averages the cut losses and adds the noise once, as
-`Publishing` does for metrics, in its own ledger. Decisions from these numbers are post-processing.
+A validation client never trains. It sends the loss of a broadcast model on its data, which is a release. With
+``losses="noised"`` and local trust the client cuts its loss to a declared range [0, R] and adds N(0, (z R)^2).
+Replacing the data moves the cut loss by at most R, so each release costs that client mu = 1 / z (replace-one). The
+number of releases of one client is capped. Under central trust the server averages the cut losses and adds the noise
+once, as `Publishing` does for metrics. That cost is in the server's ledger. Decisions from these numbers are
+post-processing.
 """
 
 import math
@@ -38,13 +40,13 @@ IN_THE_CLEAR = "clients see aggregated metrics without noise after each round"
 
 @dataclass(frozen=True, kw_only=True)
 class Publishing(Parameters):
-    """Publication of the aggregated metrics to clients: mean loss, and accuracy if there are classes.
+    """Publication of mean metrics to clients: the loss, and the accuracy if there are classes.
 
     Parameters
     ----------
     metrics : {"off", "noised", "clear"}
-        Off: nothing is published; training needs none of it. Noised: each client's figures are cut to their ranges,
-        averaged and noised, at a cost. Clear: the mean over all held-out examples, and the total is not proven.
+        Off: nothing is published, and training does not need it. Noised: each client's figures are cut to their ranges,
+        averaged and noised, at a cost. Clear: the mean over all held-out examples; the total is then not proven.
     noise_multiplier : float
         z of the noised metrics: a round costs mu = 1 / z (replace-one 2 / z).
     loss_range : float
@@ -179,7 +181,7 @@ class Validation(Parameters):
     releases: Count = 20
 
     def quote(self, trust: Trust) -> Spend:
-        """Return the cost of one release to its client, whatever its loss; under central trust the server pays."""
+        """Return the cost of one release to its client, whatever the loss; under central trust the server pays."""
         if self.losses == "public" or trust == "central":
             return nothing(trust)
         guarantee = of_round(GDP(1 / self.noise_multiplier), "local", "replace-one", ANSWERS)
@@ -206,7 +208,7 @@ class Validation(Parameters):
         trust: Trust,
         source: Source,
     ) -> tuple[tuple[Release, ...], Spend]:
-        """Release one client's loss, with its cost.
+        """Release one client's loss, and return it with its cost.
 
         Under central trust the server adds the noise. A loss that is not finite counts as R, unless it is public.
         """

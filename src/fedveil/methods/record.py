@@ -1,26 +1,27 @@
 """Record- and person-level privacy in the silos: clipped gradients with noise, inside local training.
 
 Source: Abadi et al. 2016 (arXiv 1607.00133), DP-SGD. Every step of a silo sums its examples' gradients, each clipped to
-C, over the whole silo or a Poisson sample. It adds Gaussian noise and divides by a *fixed* number: the noise would not
-cover a number that follows the sample. Momentum, the server's rule and the model are post-processing.
+C, over the whole silo or a Poisson sample. It adds Gaussian noise and divides by a *fixed* number, as the noise would
+not hide the size of the sample. Momentum, the server's rule and the model are post-processing.
 
 With ``unit="person"`` the mean gradient of all images of one person is clipped. One person then moves a sum by at most
 C, however many images she has, and Poisson samples draw persons.
 
-With ``unit="region"`` only what the marked coordinates change of a gradient is clipped and noised. The gradient with
-them blanked has no noise, as everything unmarked is taken as public (`fedveil.learning.regions` has the proof).
+With ``unit="region"`` a gradient has two parts. The gradient of the example with its marked coordinates blanked has no
+noise, as everything unmarked is taken as public. The difference that the marked coordinates make is clipped and noised
+(proof: `fedveil.learning.regions`).
 
 Three trust models:
 
 * ``sum="none"``. Each silo adds all the noise that its own promise needs, z C a step. Local steps are free, and any
   rule may combine the models.
-* ``sum="trusted"``. n silos add noise of deviation z C / sqrt(n - t), so that any n - t of them add up to the noise of
-  one sum. The other t may drop out, lie about their noise, or pool what they know. t is at least 1, because a silo can
-  subtract its own share. The promise is about the *sum* of one step, and the receiver of single shares is trusted. A
-  second local step before the sum would rest on one share's noise alone, so a round is one step. It is a step of SGD:
-  Adam's first step is the sign of the share, and a sum of signs has hardly any of the other silos' noise.
-* ``sum="secure"``. The same without a trusted receiver: shares are masked integers (`fedveil.secure`), sized for m - c
-  honest sites of any roster.
+* ``sum="trusted"``. n silos add noise of deviation z C / sqrt(n - t), so that any n - t of them together add the noise
+  of one sum. The other t may drop out, lie about their noise, or pool what they know. t is at least 1, because a silo
+  can subtract its own share. The promise is about the *sum* of one step, and the receiver of single shares is trusted.
+  A round is one step, because a second local step would have the noise of one share only. It is a step of SGD: Adam's
+  first step is the sign of the share, and a sum of signs keeps hardly any noise of other silos.
+* ``sum="secure"``. The same without a trusted receiver. Shares are masked integers (`fedveil.secure`), with noise for m
+  - c honest sites of any roster.
 """
 
 import math
@@ -48,26 +49,26 @@ SUMS: dict[str, type[NoSum]] = {"none": NoSum, "trusted": TrustedShares, "secure
 
 @dataclass(frozen=True, kw_only=True)
 class RecordDP(RecordPromise, ClientDefaults):
-    """Record- and person-level privacy: a promise, and parameters that change models but no promise.
+    """Record- and person-level privacy: the parameters of the promise, and those that change only models.
 
-    `RecordPromise` has the parameters of the promise; the parameters below cannot change it. (Under
-    ``relation="add/remove"`` the default of `most` is twice the planned number of a silo.)
+    `RecordPromise` describes the parameters of the promise; the parameters below cannot change it. Under
+    ``relation="add/remove"`` the default of `most` is twice the planned number of a silo.
 
     Parameters
     ----------
     aggregator : Aggregator, optional
         Rule of the server, applied to noised models; FedAvg by default.
     examples : float
-        Planned number of examples of a silo, public and the same for all; needed. `rate` times this number divides
-        every step, so that a silo with more examples has more weight.
+        Planned number of examples of a silo, public and the same for all silos; required. Every step is divided by
+        `rate` times this number, so a silo with more examples has more weight.
     people : float
-        With ``unit="person"`` or ``"person region"``, in place of `examples`: planned number of persons of a silo.
+        With ``unit="person"`` or ``"person region"``: planned number of persons of a silo, in place of `examples`.
     blank : float
         With ``unit="region"`` or ``"person region"``: value of a blanked coordinate, as the model takes it; a public
         constant, never a mean of the data.
     records_per_person : int
-        With ``unit="person"`` or ``"person region"``, needed: most examples of one person that are used, her first
-        ones. The time of a step grows with it.
+        With ``unit="person"`` or ``"person region"``, required: most examples that are used of one person, her first
+        ones. A step takes longer the larger it is.
     lr : float, optional
         With ``sum="secure"``: learning rate of the server's step; by default that of local training, if the engine
         knows it.
@@ -137,7 +138,7 @@ class RecordDP(RecordPromise, ClientDefaults):
 
     @cached_property
     def promise(self) -> RecordPromise:
-        """Promise, with all parameters that it depends on."""
+        """Promise of this method, with all parameters on which it depends."""
         own = {field.name: getattr(self, field.name) for field in fields(RecordPromise)}
         own["most"] = self.most_units or None
         return RecordPromise(**own)
@@ -149,12 +150,12 @@ class RecordDP(RecordPromise, ClientDefaults):
 
     @cached_property
     def _shares(self) -> NoSum:
-        """Summation of the steps."""
+        """Kind of sum over the silos' steps."""
         return SUMS[self.sum](self.promise, self.denominator, self.units)
 
     @property
     def server(self) -> type[Plain]:
-        """Class of the server side."""
+        """Class of the server side that belongs to the sum."""
         return self._shares.server
 
     @property
@@ -165,7 +166,7 @@ class RecordDP(RecordPromise, ClientDefaults):
 
     @property
     def denominator(self) -> float:
-        """Divisor of a silo's step."""
+        """Divisor of a silo's step: rate times the planned number."""
         return self.rate * self.planned
 
     @property
@@ -198,21 +199,21 @@ class RecordDP(RecordPromise, ClientDefaults):
         return self.deviation / (self.denominator * math.sqrt(silos))
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Return figures of the noise on a step's mean gradient over the silos, which is at most C long."""
+        """Return figures of the noise on a step's mean gradient over the silos, a mean of length at most C."""
         sigma = self.noise_on_mean(len(scales))
         ratio = sigma * math.sqrt(layout.size) / self.clip
         return {"sigma": sigma, "noise_to_clip": ratio, "signal_to_noise": 1 / ratio}
 
     def spend(self) -> Spend:
-        """Return the cost of a round, as the promise states it."""
+        """Return the cost of a round."""
         return self.promise.spend()
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """Return filters on the planned steps, and on the total."""
+        """Return filters on the planned steps and on the total."""
         return self.promise.budgets(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend | Refusal:
-        """Return the cost of a round's steps, whatever the broadcast; a sum of other silos is declined."""
+        """Return the cost of a round's steps, whatever the broadcast; decline a cohort for which the sum is not sized."""
         reason = self._shares.refusal(broadcast.public)
         if reason:
             return Refusal(reason)
@@ -225,12 +226,12 @@ class RecordDP(RecordPromise, ClientDefaults):
     def protect(
         self, releases: Releases, facts: ClientFacts, state: NoState, source: Source
     ) -> Protected:
-        """Release the model that was trained with this noise, or its share; everything else stays on the client."""
+        """Release the model that was trained with this noise, or the silo's share; all else stays on the client."""
         leaving = self._shares.leaving(releases, facts, self.noisy_steps)
         return Protected(leaving, self.spend() if leaving else nothing("local"), state)
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
-        """Return a broadcast's question to the sites of a secure sum, on this side's terms; None for other sums."""
+        """Return the question that a broadcast puts to the sites of a secure sum; None for other sums."""
         return self._shares.question(broadcast, layout)
 
     def agreed(self, dimension: int) -> str:
@@ -238,7 +239,7 @@ class RecordDP(RecordPromise, ClientDefaults):
         return self._shares.agreed(dimension)
 
     def require_sites(self, sites: int, field: str) -> None:
-        """Refuse a number of clients in a round that makes no sum of this kind."""
+        """Refuse a number of clients in a round with which this kind of sum cannot be made."""
         self._shares.require_sites(sites, field)
 
     def terms(self, noised: NoisySteps) -> Releases:

@@ -1,7 +1,7 @@
 """Promise of record- and person-level privacy: its parameters, and the numbers that follow from them.
 
-`RecordPromise.spend` states the promise from these parameters alone. The other parameters of `RecordDP` (the divisor of
-a step, the examples used of a person) change models, and no epsilon.
+`RecordPromise.spend` computes the cost from these parameters alone. The other parameters of `RecordDP` (such as the
+divisor of a step) change models, but no epsilon.
 """
 
 import math
@@ -52,11 +52,11 @@ from fedveil.errors import FieldError
 from fedveil.ranges import require_within
 from fedveil.secure import require_honest
 
-OWN = {  # parameters that belong to one kind of sum alone, with those of its server side
+OWN = {  # parameters, of either side, that belong to one kind of sum alone
     "trusted": ("silos", "tolerated"),
     "secure": ("least_sites", "colluding", "retries", "units", "lr"),
 }
-OF_PERSONS = ("person", "person region")  # units that are all examples of one person
+OF_PERSONS = ("person", "person region")  # units that hold all examples of one person
 TRUST: dict[str, Trust] = {"none": "local", "trusted": "trusted sum", "secure": "secure sum"}
 
 
@@ -67,13 +67,13 @@ class RecordPromise(Parameters):
     Parameters
     ----------
     unit : {"record", "person", "region", "person region"}
-        Unit that is clipped and protected. A region is the marked content of one record, or of all of one person's
-        (`fedveil.learning.regions`): labels, other coordinates and who is there are then not protected.
+        Unit that is clipped and protected. A region is the marked content of one record, or of all records of one
+        person (`fedveil.learning.regions`). Labels, other coordinates and membership are then not protected.
     sum : {"none", "trusted", "secure"}
         Summation of the silos' steps, which sets who is trusted (`fedveil.methods.record`).
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring silos. Under ``"add/remove"`` a silo's size is private, and nothing depends on it; under the others
-        it is public. A region's content is blank in the other world (``"zero-out"``), or other content
+        it is public. In the neighbouring silo a region is blank (``"zero-out"``) or has other content
         (``"replace-one"``).
     epsilon, delta : float, optional
         Target of the total over `rounds`; z is the least noise that meets it.
@@ -82,37 +82,39 @@ class RecordPromise(Parameters):
     clip : float
         C, the clipping norm of the gradient of one example, or of one person.
     rate : float
-        Poisson sampling rate of a step: the probability of each example to take part; 1 is the full batch.
+        Poisson sampling rate of a step: the probability that an example takes part; 1 is the full batch.
     steps : int
         Noisy steps of a silo in a round.
     rounds : int, optional
         Planned number of rounds; needed with `epsilon`. A broadcast beyond them is declined.
     silos_per_person : int
-        Most silos at which one person may be; the noise is raised so that the promise holds for her in all.
+        Largest number of silos that may hold data of one person. The noise is raised so that the promise covers all of
+        them together.
     most : int, optional
-        Under ``"add/remove"``, most examples (persons) of a silo, a condition of the promise. A full batch has as many
-        places, with their cost. By default twice the planned number.
+        Under ``"add/remove"``: most examples (persons) that a silo may have, a condition of the promise. A full batch
+        has as many places, each of which takes time. By default twice the planned number.
     silos : int
-        With ``sum="trusted"``, needed: n, the number of silos in every sum.
+        With ``sum="trusted"``, required: n, the number of silos in every sum.
     tolerated : int
-        With ``sum="trusted"``: t, the number of silos that may drop out, lie about their noise, or pool what they know,
-        all together. A silo that reads the result holds a share itself, so t is at least 1.
+        With ``sum="trusted"``: t, the total number of silos that may drop out, lie about their noise, or pool what they
+        know. It is at least 1, because every silo knows its own share.
     least_sites : int
-        With ``sum="secure"``, needed: m, the smallest roster that is answered, at least 3. If a site drops out, each of
-        the others pays one more release, and m must remain.
+        With ``sum="secure"``, required: m, the smallest roster that a site answers, at least 3. If a site drops out, at
+        least m must remain, and each of them pays one more release.
     colluding : int
         With ``sum="secure"``: c, the number of sites that may pool what they know with the server, or leave out their
-        noise. The noise is sized for m - c.
+        noise. The other m - c add enough noise.
     retries : int
-        With ``sum="secure"``: planned sums beyond one a round, for sites that drop out.
+        With ``sum="secure"``: planned number of sums to repeat because a site dropped out.
     loop : {"trainer", "app"}
-        Loop that takes the noised steps: FedVeil's trainer's, or an app's own with its optimiser
-        (`fedveil.learning.AppLoop`), which is a condition of the promise.
+        Code that takes the noised steps: FedVeil's trainer, or an app's own loop and optimiser
+        (`fedveil.learning.AppLoop`). An app's loop is a condition of the promise.
 
     Raises
     ------
     FieldError
-        For a value out of range, both or neither of `noise_multiplier` and `epsilon`, or an epsilon out of reach.
+        For a value out of range, for both or neither of `noise_multiplier` and `epsilon`, or for an epsilon that no
+        noise reaches.
     """
 
     unit: Literal["record", "person", "region", "person region"] = "record"
@@ -220,22 +222,22 @@ class RecordPromise(Parameters):
 
     @property
     def together(self) -> int:
-        """Number of shares of one sum that one unit may be in; they add up, while separate releases compose."""
+        """Number of shares in one sum to which one unit may contribute; they add up, while separate releases compose."""
         return 1 if self.sum == "none" else self.silos_per_person
 
     @property
     def sums(self) -> int:
-        """Number of releases in a whole run."""
+        """Number of releases in a whole run, planned repeats included."""
         return (self.rounds or 0) + self.retries
 
     @property
     def counts(self) -> int:
-        """Number of noisy steps of a round that one unit may be in."""
+        """Number of noisy steps of a round to which one unit may contribute; shares of one sum count once."""
         return self.steps * self.silos_per_person // self.together
 
     @property
     def multiplier(self) -> float:
-        """Noise multiplier of the promise: deviation over the largest contribution of one unit to a sum."""
+        """Noise multiplier of the promise: noise's deviation over the largest contribution of one unit to a sum."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier / self.together
         count = self.sums * self.counts
@@ -245,7 +247,7 @@ class RecordPromise(Parameters):
 
     @property
     def adding(self) -> int:
-        """Number of silos that together add the promised noise."""
+        """Number of silos whose noise together is the promised noise."""
         if self.sum == "trusted":
             return self.silos - self.tolerated
         if self.sum == "secure":
@@ -260,7 +262,7 @@ class RecordPromise(Parameters):
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Conditions of the sum, beside those of every silo."""
+        """Conditions that the sum adds to those of every silo."""
         if self.sum == "trusted":
             return SUM_IS_TRUSTED, dropout_condition(self.silos, self.tolerated)
         if self.sum == "secure":
@@ -268,7 +270,7 @@ class RecordPromise(Parameters):
         return ()
 
     def spend(self) -> Spend:
-        """Return the cost of a round.
+        """Return the cost of a round, with its promise.
 
         Raises
         ------
@@ -310,7 +312,7 @@ class RecordPromise(Parameters):
         )
 
     def _draw(self) -> Draw:
-        """Describe the draw of a silo's noise, for the ledger."""
+        """Return the draw of a silo's noise, for the ledger."""
         parties = {
             "none": (1, 0),
             "trusted": (self.silos, self.tolerated),
@@ -337,13 +339,13 @@ class RecordPromise(Parameters):
         return StepFilter(event, self.sums * self.counts)
 
     def within(self, epsilon: float, delta: float) -> StepFilter:
-        """Return a filter that holds a silo to a total."""
+        """Return a filter that holds a silo to the total (epsilon, delta)."""
         return StepFilter.within(
             step_event(self.multiplier, self.rate), epsilon, delta, self.relation
         )
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """Return filters on the planned steps, and on the total."""
+        """Return filters on the planned steps and on the total."""
         filters: list[SpendFilter] = []
         planned = self.budget()
         if planned is not None:
@@ -354,7 +356,7 @@ class RecordPromise(Parameters):
 
 
 def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop parameters that belong to another kind of sum than the values name."""
+    """Drop parameters that belong to another kind of sum than the one in `values`."""
     kept = dict(values)
     for sum_, own in OWN.items():
         if sum_ != values.get("sum", "none"):
@@ -364,7 +366,7 @@ def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_own_sum(sum_: str, name: str, value: Any) -> None:
-    """Refuse a parameter that belongs to another kind of sum."""
+    """Refuse a parameter that belongs to another kind of sum than `sum_`."""
     for other, own in OWN.items():
         if other != sum_ and name in own:
             raise FieldError(name, value, f'goes with sum = "{other}"')

@@ -1,4 +1,4 @@
-"""Replies at the server: their checks, and their models and counts as tensors."""
+"""Replies at the server: checks of them, and their models and counts as tensors."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,14 +16,14 @@ from fedveil.methods.facts import Releases
 
 
 class Replies(Sequence[Releases]):
-    """Replies of a round to be combined; tensors over all of them are computed once.
+    """Replies of a round, with tensors over all of them that are computed once.
 
     Parameters
     ----------
     releases : sequence of Releases
         Releases of each client, in the order of `ServerFacts.partitions`.
     added : RunningSum, optional
-        Sum of their models, if these were added as they came. No reply then holds its own.
+        Sum of the models, if each was added on arrival. No reply then holds its model.
     """
 
     def __init__(self, releases: Sequence[Releases], added: RunningSum | None = None) -> None:
@@ -38,7 +38,7 @@ class Replies(Sequence[Releases]):
 
     @cached_property
     def models(self) -> Rows:
-        """Received models [d], one a reply, or all of them [n, d].
+        """Received models: a list of [d], one a reply, or one tensor [n, d].
 
         Raises
         ------
@@ -65,7 +65,7 @@ class Replies(Sequence[Releases]):
         return self._changed[1]
 
     def sound(self, start: Tensor, counted: bool) -> bool:
-        """Check all replies together: whether `check_reply` would admit each of them."""
+        """Check all replies together: whether `check_reply` would accept each of them."""
         try:
             if not self._fit(start):
                 return False
@@ -79,7 +79,7 @@ class Replies(Sequence[Releases]):
         return 0 <= least <= most <= LARGEST_COUNT
 
     def _fit(self, start: Tensor) -> bool:
-        """Whether the models have the type and shape of the start, and all are in the sum if there is one."""
+        """Whether all models have the type and shape of the start; with a running sum, whether all models are in it."""
         if self._added is not None:
             return not self._models
         return all(
@@ -96,7 +96,7 @@ class Replies(Sequence[Releases]):
 
 
 def in_one(rows: Sequence[Tensor]) -> Rows:
-    """Return the tensor [n, d] with these tensors [d] as its rows, in order; the rows themselves if there is none."""
+    """Return the tensor [n, d] whose rows these tensors [d] are, in order; the rows themselves if there is none."""
     whole = rows[0]._base if rows else None
     if whole is None or whole.dtype != rows[0].dtype:
         return rows
@@ -110,7 +110,7 @@ def in_one(rows: Sequence[Tensor]) -> Rows:
 
 
 UNMEASURED = "the model holds NaN, infinity or numbers too large to be measured"
-LARGEST_COUNT = 2.0**53  # sums of larger ones could overflow, and would end the run for everybody
+LARGEST_COUNT = 2.0**53  # sums of larger counts could overflow and end the run for everybody
 
 
 def check_reply(
@@ -120,7 +120,7 @@ def check_reply(
     counted: bool = False,
     added: bool = False,
 ) -> None:
-    """Admit a reply to `combine`, the same under every engine.
+    """Refuse a reply that `combine` may not see; the check is the same under every engine.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def check_reply(
     counted : bool
         Whether the reply has to carry its count.
     added : bool
-        Whether its model was added to a sum as it came. It then holds no model, unless that failed.
+        Whether the model was added to a running sum on arrival. The reply still holds a model only if that failed.
 
     Raises
     ------
@@ -162,13 +162,13 @@ def _check_model(model: Tensor, dimension: int, dtype: torch.dtype) -> None:
         if not isfinite(torch.linalg.vector_norm(model)):
             norms(
                 model
-            )  # a finite model whose norm overflows could not be clipped, and would end everybody's run
+            )  # clipping fails for a finite model whose norm overflows, which would end everybody's run
     except FieldError as error:
         raise ReplyError(f"{UNMEASURED}: {error}") from error
 
 
 def check_figures(releases: Releases) -> None:
-    """Admit an evaluation reply: finite metrics, and at most one count from 0 to 2^53.
+    """Refuse an evaluation reply, unless metrics are finite and it has at most one count from 0 to 2^53.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def figures_of(releases: Releases) -> dict[str, float]:
     Raises
     ------
     ReplyError
-        If one is no single number.
+        If a metric is not a single number.
     """
     figures = {}
     for release in releases:
@@ -211,7 +211,7 @@ def _check_count(count: float | None) -> None:
 
 
 def models_of(replies: Sequence[Releases]) -> Rows:
-    """Return the received models [d], one a reply, or all of them [n, d]."""
+    """Return the received models: a list of [d], one a reply, or one tensor [n, d]."""
     return _as_replies(replies).models
 
 

@@ -1,9 +1,9 @@
 """SGA-LDP: each client's budget follows the cosine of its update with the last global update.
 
-Source: the SGA-LDP paper, Algorithms 1 and 2, equations 2 to 4 (with Delta / max(1, ||Delta|| / C) for the garbled
-equation 1). Trust model: untrusted server, some malicious clients. The server takes the plain mean. Heuristic: the
-noise's size reveals the private cosine; and a malicious client that computes its own budget can lie. The reading of
-section B, where the server works out the budget, is `sga-central` of the studies.
+Source: the SGA-LDP paper, Algorithms 1 and 2, equations 2 to 4. Equation 1 is garbled; it is read as Delta / max(1,
+||Delta|| / C). Trust model: untrusted server, some malicious clients. The server takes the plain mean. It is a
+heuristic: the size of the noise reveals the private cosine, and a malicious client can lie about its budget. In section
+B of the paper the server computes the budget; `sga-central` of the studies is that reading.
 """
 
 from collections.abc import Sequence
@@ -65,26 +65,28 @@ class LastBroadcast:
 class SGALDP(ClientDefaults):
     """Client side of SGA-LDP.
 
-    The reference is the difference of the two latest broadcasts, so only a client that received both has one; in its
-    first round and after a missed one it spends epsilon_min.
+    The last global update is the difference of the two latest broadcasts. Only a client that received both knows it; in
+    its first round, and after a missed one, a client spends epsilon_min.
 
     Parameters
     ----------
     aggregator : Aggregator, optional
         Rule of the server, applied to noised models; FedAvg by default.
     epsilon_min, epsilon_max, delta : float
-        Range of the budget per release: the paper's calibration, not a guarantee. If both limits are equal (static
-        local DP), its cost for any two inputs is proven and composed.
+        Range of the budget of a release, and its delta: the paper's calibration, not a guarantee. If both limits are
+        equal (static local DP), the cost for any two inputs is proven and composed.
     clip : float
-        C.
+        C, the clipping norm of an update.
     similarity : {"update", "released", "noised"}
         Update whose cosine sets the budget. "update": this round's private one (the paper). "released": the client's
-        last release (sound). "noised": last round's, with noise that is charged as a release of its own (sound).
+        last release (sound). "noised": the last round's update; its cosine gets noise, which is charged as a release of
+        its own (sound).
     similarity_noise : float
-        Deviation of that noise; max(0, cosine) lies in [0, 1], so a round's similarity costs mu = 1 / deviation.
+        Deviation of the noise on the cosine. max(0, cosine) lies in [0, 1], so a round's similarity costs mu = 1 /
+        deviation.
     memory : float
-        Weight in [0, 1) of the former reference; the last global update has the rest. 0 is the paper's. After a missed
-        broadcast the reference begins anew.
+        Weight in [0, 1) of earlier global updates in the reference of the cosine; the last one has the remaining
+        weight. 0 is the paper's. After a missed broadcast the reference begins anew.
 
     Examples
     --------
@@ -112,7 +114,7 @@ class SGALDP(ClientDefaults):
 
     @property
     def static(self) -> bool:
-        """Whether the budget is fixed (the paper's static rule), so that the noise tells nothing of the cosine."""
+        """Whether the budget is fixed (the paper's static rule); the noise then reveals nothing about the cosine."""
         return self.epsilon_min == self.epsilon_max
 
     def init(self) -> LastBroadcast:  # type: ignore[override]
@@ -123,7 +125,7 @@ class SGALDP(ClientDefaults):
         return noise_figures(scales, layout, self.clip)
 
     def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:
-        """Return the cost of a heuristic participation; in sound variants and under the static rule the exact cost."""
+        """Return the cost of taking part: exact in sound variants and under the static rule, else heuristic."""
         return self._spend((), self._known_epsilon(broadcast, state))
 
     def protect(
@@ -133,7 +135,7 @@ class SGALDP(ClientDefaults):
         state: LastBroadcast,
         source: Source,
     ) -> Protected:
-        """Clip and noise the update; everything else stays on the client. A failed client spends epsilon_min."""
+        """Clip and noise the update; all else stays on the client. A failed client spends epsilon_min."""
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
@@ -146,7 +148,9 @@ class SGALDP(ClientDefaults):
             sigma = calibrator.sigma(epsilon)
         else:
             epsilon = self._known_epsilon(facts.broadcast, state)
-            sigma = 2 * calibrator.sigma(epsilon)  # any two inputs: a clipped update can move by 2C
+            sigma = 2 * calibrator.sigma(
+                epsilon
+            )  # for any two inputs, as a clipped update can move by 2C
         similarity: float | None = None
         if self.similarity == "noised":
             aligned = 0.0 if reference is None else max(0.0, cosine(update, reference))
@@ -167,7 +171,7 @@ class SGALDP(ClientDefaults):
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
 
     def _known_epsilon(self, broadcast: Broadcast, state: LastBroadcast) -> float:
-        """Return the budget as far as it follows from earlier releases; else epsilon_min."""
+        """Return the budget if it follows from earlier releases, else epsilon_min."""
         reference = None if self.static else self._reference(broadcast, state)
         if reference is None or state.model is None or state.released is None:
             return self.epsilon_min
@@ -225,17 +229,17 @@ class SGALDP(ClientDefaults):
 
 @lru_cache(maxsize=64)
 def _promise(side: SGALDP) -> Guarantee:
-    """Return the promise of a round, whatever is spent in it."""
+    """Return the promise of a round, whatever budget the round spends."""
     if side.similarity == "update" and not side.static:
         return of_round(Heuristic("the noise's size depends on the private update"), "local")
     mu = _mu(side.epsilon_max, side.delta)
     if side.similarity == "update":
-        mu = 2 * mu  # static: calibrated to C, moved by 2C for any two inputs
+        mu = 2 * mu  # static: the noise is calibrated to C, and any two inputs are at most 2C apart
     else:
         mu = compose_mu((mu, *_similarity_mu(side)))
     return of_round(GDP(mu), "local", "replace-one", LIVENESS)
 
 
 def _similarity_mu(side: SGALDP) -> tuple[float, ...]:
-    """Return the cost of a round's noised similarity, which lies in [0, 1]; nothing if there is none."""
+    """Return the cost of a round's noised similarity, which lies in [0, 1]; empty without one."""
     return (1 / side.similarity_noise,) if side.similarity == "noised" else ()

@@ -1,10 +1,11 @@
 """Summation of the silos' noisy steps at record and person level: none, a trusted sum, or a secure sum.
 
-`RecordPromise` states the noise and its promise. The classes here make the releases of a silo, and add them up.
+`RecordPromise` has the noise and the promise. The classes here make a silo's releases, and sum them on the server.
 
-In the secure sum a single share is random, and nobody is trusted with the sum. A site's step is an integer sum of
-clipped contributions on a grid. It leaves with its share of the noise, under masks that cancel only in the sum over all
-sites of one question (`fedveil.secure`, docs/secure-sum.md). Learning rate, momentum and the model are the server's.
+In the secure sum a single share is a random number, and no receiver of shares is trusted. A site's step is an integer
+sum of clipped contributions on a grid. The site adds its share of the noise, and masks. The masks cancel only in the
+sum over all sites of one question (`fedveil.secure`, docs/secure-sum.md). Learning rate, momentum and the model are the
+server's.
 """
 
 import hashlib
@@ -50,7 +51,7 @@ TERMS = (
 
 @dataclass(frozen=True)
 class NoSum:
-    """No sum: each silo adds all the noise of its own promise, so that local steps and the rule are free.
+    """No sum: each silo adds all the noise of its own promise, so the number of steps and the rule are free.
 
     Attributes
     ----------
@@ -69,21 +70,21 @@ class NoSum:
     server: ClassVar[type[Plain]] = Plain
 
     def check(self) -> None:
-        """Refuse parameters that make no sum."""
+        """Refuse parameters with which the sum cannot be made."""
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
         """Return the noisy steps of the silo's trainer for this sum."""
         return noisy
 
     def require_sites(self, sites: int, field: str) -> None:
-        """Refuse a number of clients in a round that makes no such sum."""
+        """Refuse a number of clients in a round with which the sum cannot be made."""
 
     def refusal(self, public: PublicFacts) -> str:
-        """Say why a silo declines a round; "" if it takes part."""
+        """Return the reason for which a silo declines a round; "" if it takes part."""
         return ""
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
-        """Return the question to the sites of a secure sum; None for other sums."""
+        """Return the question that a broadcast puts to the sites of a secure sum; None for other sums."""
         return None
 
     def agreed(self, dimension: int) -> str:
@@ -96,7 +97,7 @@ class NoSum:
         facts: ClientFacts,
         noisy: NoisySteps,
     ) -> Releases:
-        """Return the releases of a silo: a model that was trained with this method's noise, and nothing else."""
+        """Return the releases of a silo: the model, if it was trained with this method's noise, and the terms."""
         model = model_of(releases)
         if model is None:
             return ()
@@ -117,12 +118,12 @@ class TrustedSum(Plain):
     """Server side of ``sum = "trusted"``: the mean of all shares, and then any optimiser.
 
     The server leaves out a share that was made on other terms (`RecordDP.require_terms`). Rules that are not linear in
-    the shares are refused. Nothing is released if so many silos are missing that one curious silo more would leave too
-    little noise.
+    the shares are refused. Nothing is released if the noise would be too small once one curious silo subtracts its own
+    share.
     """
 
     def __post_init__(self) -> None:
-        """Refuse rules that read single shares."""
+        """Refuse rules that need single shares instead of their sum."""
         super().__post_init__()
         rule = self.aggregator
         if not isinstance(rule, WeightedMean) or rule.weighting != "uniform":
@@ -136,7 +137,7 @@ class TrustedSum(Plain):
         state: Any,
         source: Source,
     ) -> Combined:
-        """Check that the noise is whole, and average the shares."""
+        """Check that enough shares are there for the promised noise, and average them."""
         given = [_terms_of(releases) for releases in replies]
         terms = max(given, key=given.count)
         replies = [
@@ -156,13 +157,13 @@ class TrustedSum(Plain):
 
 
 def _terms_of(releases: Releases) -> dict[str, float]:
-    """Return the terms that a share states."""
+    """Return the terms on which a share was made."""
     figures = figures_of(releases)
     return {name: figures[name] for name in figures if name in TERMS}
 
 
 class TrustedShares(NoSum):
-    """Trusted sum: n silos add noise of z C / sqrt(n - t) each, so any n - t shares hold the noise of one sum."""
+    """Trusted sum: each of n silos adds noise of z C / sqrt(n - t), so any n - t shares hold the noise of one sum."""
 
     server: ClassVar[type[Plain]] = TrustedSum
 
@@ -197,8 +198,7 @@ class SecureSum(TrustedSum):
     Parameters
     ----------
     lr : float, optional
-        With ``sum = "secure"``, learning rate of the server's step; by default that of local training, if the engine
-        knows it.
+        Learning rate of the server's step; by default that of local training, if the engine knows it.
     """
 
     lr: SumRate | None = None
@@ -206,12 +206,12 @@ class SecureSum(TrustedSum):
     outside_promise: ClassVar[frozenset[str]] = frozenset({"lr"})
 
     def check_reply(self, releases: Releases, dimension: int) -> None:
-        """Admit a share.
+        """Refuse a reply that is not a share.
 
         Raises
         ------
         ReplyError
-            If it is not one share, int64 [d].
+            If the reply is not one share, int64 [d].
         """
         kinds = [release.kind for release in releases]
         if kinds != ["share"]:
@@ -223,7 +223,7 @@ class SecureSum(TrustedSum):
             )
 
     def mean(self, replies: Sequence[Releases], context: SumContext) -> torch.Tensor:
-        """Return the noised mean gradient [d] of a roster, float64."""
+        """Return the noised mean gradient [d] of a roster, in float64."""
         shares = [release.value for release in chain.from_iterable(replies)]
         total = unmasked(shares, context)
         return total / (context.terms.denominator * len(context.roster))
@@ -235,7 +235,7 @@ class SecureSum(TrustedSum):
         state: Any,
         source: Source,
     ) -> Combined:
-        """Make one step of the rule against a gradient."""
+        """Move the model by one step of the rule against a gradient [d]."""
         if self.lr is None:
             raise FieldError("lr", None, "it is needed: the step is the server's")
         theta = facts.broadcast.models[0]
@@ -251,7 +251,7 @@ class SecureSum(TrustedSum):
         state: Any,
         source: Source,
     ) -> Combined:
-        """Add up all shares of the roster.
+        """Sum all shares of the roster, and make one step.
 
         Raises
         ------
@@ -270,7 +270,7 @@ class SecureSum(TrustedSum):
 
 
 class SecureShares(NoSum):
-    """Secure sum: sites add noise of z C / sqrt(m - c) under masks; a roster has m sites, at least m - c honest."""
+    """Secure sum: each site adds noise of z C / sqrt(m - c) and masks; of a roster's m sites, m - c are honest."""
 
     server: ClassVar[type[Plain]] = SecureSum
 
@@ -300,7 +300,7 @@ class SecureShares(NoSum):
         )
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
-        """Sum on the grid, and add nothing."""
+        """Return steps that sum on the grid and add no noise themselves."""
         return replace(noisy, grid=self._terms(1).grid, units=self.units)
 
     def require_sites(self, sites: int, field: str) -> None:
@@ -319,7 +319,7 @@ class SecureShares(NoSum):
         return f"a sum of {sites} sites; this one answers {least} or more"
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext:
-        """Return the question of a broadcast, on this side's own terms."""
+        """Return the question that a broadcast puts to the sites, on this side's own terms."""
         public = broadcast.public
         planned = f"{broadcast.opened} {public.rounds} {public.cohort}"
         shapes = repr(
@@ -341,7 +341,7 @@ class SecureShares(NoSum):
         facts: ClientFacts,
         noisy: NoisySteps,
     ) -> Releases:
-        """Add the noise and the masks; everything but the share stays on the site."""
+        """Add noise and masks to the step's sum; only that share leaves the site."""
         sums = [release.value for release in releases if release.kind == "sum"]
         if facts.site is None:
             raise FieldError(

@@ -25,7 +25,7 @@ def _cross_entropy(logits: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Te
 
 
 def _entropy_of_some(logs: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same where labels are void (-100): of each client's batch the mean over its others, as torch does."""
+    """Return the same for labels that may be void (-100): each client's mean is over its other labels, as in torch."""
     void = y == IGNORED
     if bool(((y < 0) & ~void).any()):
         raise FieldError(
@@ -52,7 +52,7 @@ def _less_one_at(chances: Tensor, index: Tensor) -> Tensor:
 
 
 def _of_examples(losses: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses of examples [n, b], with one label or one a pixel, and the weights of their labels."""
+    """Return the losses of examples [n, b], whether they have one label or one a pixel, and the weights of their labels."""
     if losses.dim() == 2:
         return losses, scale
     pixels = losses[0, 0].numel()

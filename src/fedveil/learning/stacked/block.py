@@ -1,4 +1,4 @@
-"""One block of clients on stacked parameters: which examples each sees when, and its steps from start to end."""
+"""One block of clients on stacked parameters: the examples of each step, and the steps from start to end."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ Before = Callable[[int, int], None]  # (step, active clients)
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The steps of n clients with different numbers of examples, from the one with the most steps on.
+    """Steps of n clients with different numbers of examples; the client with the most steps is the first.
 
     Attributes
     ----------
     rows : Tensor
-        [T, n, b] int64, rows of the clients' joined examples; a place nobody fills repeats some row of the client.
+        [T, n, b] int64, rows of the clients' joined examples; an empty place repeats some row of the client.
     scale : Tensor
-        [T, n, b], the weight of each place's loss: one over the size of the client's batch, or 0.
+        [T, n, b], weight of each place's loss: 1 over the size of the client's batch, or 0.
     last : Tensor
-        [T, n, b], the weight of each place in the mean loss of the last epoch.
+        [T, n, b], weight of each place in the mean loss of the last epoch.
     active : list of int
-        Clients still training in each step: always the first ones.
+        Number of clients still training in each step; they are always the first ones.
     """
 
     rows: Tensor
@@ -44,7 +44,7 @@ class Schedule:
         return filled.sum(2).tolist()
 
     def to(self, device: torch.device) -> "Schedule":
-        """Return the same with its tensors elsewhere."""
+        """Return the same schedule with its tensors on another device."""
         return Schedule(
             self.rows.to(device),
             self.scale.to(device),
@@ -65,25 +65,25 @@ def schedule(
     Parameters
     ----------
     examples : sequence of int
-        At least 1 each; ordered so that the number of batches never grows.
+        Number of examples of each client, at least 1, ordered so that the number of batches never grows.
     keys : sequence of tuple of int
-        Of the clients.
+        Keys of the clients.
     epochs, batch_size : int
         As in `LocalTraining`.
     dtype : torch.dtype
-        Of the weights.
+        Type of the weights.
     """
     counts = np.asarray(examples, np.int64)
     most = int(counts.max())
-    batches = -(-counts // batch_size)  # of one epoch
+    batches = -(-counts // batch_size)  # batches of one epoch
     steps = epochs * int(batches.max())
     epoch, batch = np.divmod(
         np.arange(steps)[:, None], batches
-    )  # [T, n], of each client's own epochs
+    )  # [T, n], within each client's own epochs
     training = epoch < epochs
     remaining = np.where(
         training, counts - batch * batch_size, 0
-    )  # examples of its epoch, before the step
+    )  # examples of the epoch before this step
     place = np.arange(min(batch_size, most))
     filled = place < remaining[:, :, None]
     at = np.minimum(batch[:, :, None] * batch_size + place, most - 1)
@@ -105,20 +105,22 @@ def schedule(
 
 
 class ClientBlock:
-    """Room for the parameters of a block of clients and its views; the next block is trained in the same room.
+    """Memory for the parameters of a block of clients; the next block is trained in the same memory.
 
     Parameters
     ----------
     stack : Stack
-        The model.
+        Model as a stack.
     local : LocalTraining
-        Optimiser, rate, momentum, FedProx and loss.
+        Options of training: optimiser, rate, momentum, FedProx and loss.
     """
 
     def __init__(self, stack: Stack, local: LocalTraining) -> None:
         self.stack = stack
         self._local = local
-        self._direct = local.optimizer == "sgd" and not local.momentum  # a backward pass is a step
+        self._direct = (
+            local.optimizer == "sgd" and not local.momentum
+        )  # a backward pass is then a step
         self._model = torch.empty(0, 0)
 
     def run(
@@ -129,23 +131,24 @@ class ClientBlock:
         plan: Schedule,
         before: Before,
     ) -> tuple[Parameters, Tensor]:
-        """Train.
+        """Train the clients of the block.
 
         Parameters
         ----------
         starts : Tensor
-            [n, d]; of one model, expanded, the first step costs least.
+            [n, d], starts; the first step costs least if they are one expanded model.
         x, y : Tensor
-            The clients' examples, joined.
+            Joined examples and labels of the clients.
         plan : Schedule
-            Which of them when.
+            Schedule of the examples.
         before : callable
-            Called with (step, active clients) before each step, e.g. to draw its dropout; what it raises ends training.
+            Called with (step, active clients) before each step, e.g. to draw dropout masks; an error in it ends
+            training.
 
         Returns
         -------
         dict of str to Tensor
-            [n, *shape] each, the trained parameters: read them before the next call.
+            Trained parameters, [n, *shape] each; read them before the next call.
         Tensor
             [n], mean loss of the last epoch.
         """
@@ -185,13 +188,13 @@ class ClientBlock:
             begun = self.stack.layout.views(starts)
         if not (
             shared and self._direct
-        ):  # else the first step writes what it makes of the one model
+        ):  # otherwise the first step writes its result from the one model
             for name, value in self._values.items():
                 value[:n].copy_(begun[name][:n])
         return begun
 
     def _grow(self, starts: Tensor) -> None:
-        """Make room for as many clients, each parameter's in one piece: products are faster on that than on rows."""
+        """Make memory for as many clients, each parameter in one piece, as products are faster on that than on rows."""
         n = len(starts)
         self._model = starts.new_empty(1, starts.shape[1]).expand(n, -1)
         self._begun = self.stack.layout.views(self._model)
@@ -204,7 +207,7 @@ class ClientBlock:
         self._views = dict[tuple[int, bool], list[Weights]]()
 
     def _weights(self, n: int, fresh: bool) -> list[Weights]:
-        """Return the first n clients' parameters; fresh ones are those of the one model."""
+        """Return the first n clients' parameters; with `fresh`, those of the one model."""
         known = self._views.get((n, fresh))
         if known is not None:
             return known
@@ -218,7 +221,7 @@ class ClientBlock:
         return weights
 
     def _pull(self, n: int, begun: Parameters) -> None:
-        """Add the proximal term of the first n clients' step."""
+        """Add the proximal term to the step of the first n clients."""
         prox = self._local.prox
         for name, value in self._values.items():
             start = begun[name][:n]
@@ -232,16 +235,16 @@ class ClientBlock:
 
 
 def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
-    """Draw each client's dropout from its own stream, as its own batch would: (step, active clients) -> None.
+    """Return a function (step, active clients) that draws each client's dropout from its own stream.
 
     Parameters
     ----------
     stack : Stack
-        Whose dropout stages get what they draw.
+        Stack whose dropout stages get the masks.
     keys : sequence of tuple of int
-        Of the clients.
+        Keys of the clients.
     plan : Schedule
-        Their steps.
+        Steps of the clients.
     """
     if not stack.dropouts:
         return _no_masks
@@ -264,18 +267,19 @@ def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
 
 
 def _no_masks(step: int, active: int) -> None:
-    """Draw nothing: the model has no dropout."""
+    """Draw nothing, as the model has no dropout."""
 
 
 class Optimiser:
-    """The optimiser's own step for many clients, each with a state of its own that starts at zero.
+    """Optimiser for many clients at once; each client has its own state, which starts at zero.
 
-    SGD is w <- w - lr v with v <- momentum v + g; Adam (Kingma and Ba, 2015), and with weight decay AdamW, is torch's.
+    SGD: w <- w - lr v with v <- momentum v + g. Adam (Kingma and Ba, 2015), and with weight decay AdamW, are those of
+    torch.
 
     Parameters
     ----------
     local : LocalTraining
-        Which optimiser.
+        Options of the optimiser.
     """
 
     def __init__(self, local: LocalTraining) -> None:
@@ -285,7 +289,7 @@ class Optimiser:
         self._counts: list[Tensor] = []
 
     def step(self, values: list[Tensor], gradients: list[Tensor]) -> None:
-        """Update the first n clients' parameters [n, *shape] in place; `gradients` may be used up."""
+        """Update the first n clients' parameters [n, *shape] in place; `gradients` may be overwritten."""
         if not self._counts:
             self._begin(values)
         n = len(values[0])

@@ -1,4 +1,4 @@
-"""A straight chain of common layers: recognised in a module, and run with many clients' parameters in one pass."""
+"""Straight chain of common layers, recognised in a module and run with many clients' parameters at once."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,14 +29,14 @@ Parameters = dict[str, Tensor]
 
 
 class Stack:
-    """A straight chain of layers for n clients, each with its own parameters.
+    """Straight chain of layers for n clients, each with its own parameters.
 
     Parameters
     ----------
     stages : sequence of Stage
-        In order.
+        Stages in order.
     layout : Layout
-        Of the parameters.
+        Layout of the parameters.
     """
 
     def __init__(self, stages: Sequence[Stage], layout: Layout) -> None:
@@ -64,7 +64,7 @@ class Stack:
         Parameters
         ----------
         values, targets : dict of str to Tensor
-            The parameters, and where gradients go: ``beta * value + alpha * gradient``.
+            Parameters, and the tensors into which ``beta * value + alpha * gradient`` is written.
         """
         result: list[Weights] = []
         for i, stage in enumerate(self.stages):
@@ -81,23 +81,23 @@ class Stack:
         weights: Sequence[Weights],
         loss: str,
     ) -> Tensor:
-        """Run one pass forwards and one backwards.
+        """Run one forward pass and one backward pass.
 
         Parameters
         ----------
         x, y : Tensor
             [n, b, ...], a batch of each client.
         scale : Tensor
-            [n, b], the weight of each example's loss; 0 takes an example out.
+            [n, b], weight of each example's loss; 0 leaves an example out.
         weights : sequence of Weights
-            From `weights`; what they say happens with the gradients happens.
+            Result of `weights`; it determines where gradients go.
         loss : {"cross_entropy", "mse", "rmse"}
-            Per example, averaged over the trailing axes; rmse per batch.
+            Loss of each example, averaged over the trailing axes; rmse is of a batch.
 
         Returns
         -------
         Tensor
-            [n, b], the loss of each example; with rmse, of its batch.
+            [n, b], loss of each example; with rmse, loss of its batch.
         """
         kept = []
         for stage, own in zip(self.stages, weights, strict=True):
@@ -114,7 +114,7 @@ class Stack:
 
 
 class NotStackable(FieldError):
-    """A module is no chain of known layers; the text says what stands in the way."""
+    """Refusal of a module that is not a chain of known layers; the text names the obstacle."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -124,7 +124,7 @@ class NotStackable(FieldError):
 
 
 def compile_stack(module: nn.Module, layout: Layout) -> Stack:
-    """Turn a module into a stack that runs many clients at once.
+    """Return a module as a stack, which runs many clients at once.
 
     Parameters
     ----------
@@ -132,18 +132,18 @@ def compile_stack(module: nn.Module, layout: Layout) -> Stack:
         A ``Sequential`` (nested ones too), or any module whose forward pass is a straight line through layers of
         `torch.nn` and functions of `torch.nn.functional`. It is traced in training mode and never changed.
     layout : Layout
-        Of the module.
+        Layout of the module.
 
     Returns
     -------
     Stack
-        The same function.
+        Stack that computes the same function.
 
     Raises
     ------
     NotStackable
-        With the first thing that cannot be stacked: an unknown layer, a branch, a frozen or tied parameter, a hook,
-        several types of parameters.
+        For the first obstacle: an unknown layer, a branch, a frozen or tied parameter, a hook, or several types of
+        parameters.
     """
     modules = dict(module.named_modules(remove_duplicate=False))
     for name, layer in modules.items():
@@ -178,7 +178,7 @@ def _chain(module: nn.Module) -> list[fx.Node]:
     kind = type(module).__name__
     try:
         graph = _Tracer().trace(fresh(module).train())
-    except Exception as error:  # whatever a model's own forward raises under tracing
+    except Exception as error:  # whatever a model's own forward method raises under tracing
         raise NotStackable(f"{kind} cannot be traced: {error}") from error
     before, *steps = graph.nodes
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -196,7 +196,7 @@ def _stage(
     modules: dict[str, nn.Module],
     layout: Layout,
 ) -> Stage | None:
-    """Return the stage of a node, or None for one that does nothing."""
+    """Return the stage of a node; None for a node that does nothing."""
     if node.op == "call_module":
         return _stage_of_layer(str(node.target), modules, layout)
     if not node.args or not isinstance(node.args[0], fx.Node):
@@ -227,7 +227,7 @@ def _stage_of_layer(
 
 
 def _parameters(name: str, module: nn.Module, layout: Layout) -> tuple[str, ...]:
-    """Return the names of its weight and bias, as far as it has them."""
+    """Return the names of a layer's weight and bias, as far as it has them."""
     own: dict[str, str] = {}
     for part, _ in module.named_parameters():
         own[part] = f"{name}.{part}"

@@ -1,4 +1,4 @@
-"""The stages of a stack: layers for many clients at once, each client with its own parameters."""
+"""Stages of a stack: layers for many clients at once, each client with its own parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,26 +11,24 @@ from torch.nn import functional as F
 
 aten = torch.ops.aten
 Saved = Any
-_SMALL = (
-    400  # multiplications of a client, below which torch's batched product has a kernel of its own
-)
+_SMALL = 400  # multiplications of a client below which torch's batched product uses another kernel
 
 
 @dataclass
 class Weights:
-    """One stage's parameters for the clients of a step, and where their gradients go.
+    """Parameters of one stage for the clients of a step, and the tensors that receive their gradients.
 
-    ``target <- beta * value + alpha * gradient``: with the parameters themselves as targets, alpha = -lr and
-    beta = 1 a backward pass *is* a step of SGD, and no gradient is ever stored.
+    Each gradient is written as ``target <- beta * value + alpha * gradient``. With the parameters themselves as
+    targets, alpha = -lr and beta = 1, a backward pass *is* a step of SGD, and no gradient is stored.
 
     Attributes
     ----------
     values, targets : list of Tensor
-        [n, *shape] each, in the order of the stage's names; targets are the values or overlap none of them.
+        [n, *shape] each, in the order of the stage's names; targets are the values themselves, or overlap none of them.
     alpha, beta : float
-        See above.
+        Factors of the formula above.
     first : bool
-        Whether nobody needs the gradient of the stage's input.
+        Whether the gradient of the stage's input is not needed.
     """
 
     values: list[Tensor]
@@ -41,13 +39,13 @@ class Weights:
 
     @cached_property
     def shared(self) -> list[Tensor] | None:
-        """The values themselves where all clients have the same: those of one model, expanded."""
+        """Values as one model if all clients have the same (an expanded tensor), else None."""
         if self.values[0].stride(0) != 0:
             return None
         return [value[0] for value in self.values]
 
     def put(self, index: int, gradient: Tensor) -> None:
-        """Write one gradient of the target's shape."""
+        """Write one gradient to its target."""
         value = self.values[index]
         target = self.targets[index]
         if self.beta == 0:
@@ -58,36 +56,36 @@ class Weights:
 
 
 class Stage:
-    """One layer for many clients at once; inputs and outputs are [n, b, ...].
+    """Layer for many clients at once; inputs and outputs are [n, b, ...].
 
     Attributes
     ----------
     names : tuple of str
-        Parameters of the layout it uses, in the order in which it expects them.
+        Names in the layout of the stage's parameters, in the stage's order.
     """
 
     names: tuple[str, ...] = ()
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """Compute the output, and what the backward pass needs."""
+        """Return the output, and the values that the backward pass needs."""
         raise NotImplementedError
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Write the gradients of the parameters; return that of the input (None for the first stage)."""
+        """Write the gradients of the parameters, and return that of the input (None for the first stage)."""
         raise NotImplementedError
 
 
 class Pointwise(Stage):
-    """An activation with a known derivative.
+    """Activation with a known derivative.
 
     Parameters
     ----------
     function : callable
-        Forward.
+        Activation function.
     derivative : callable
         (gradient, kept tensor) -> gradient.
     keeps : {"input", "output"}
-        What the derivative is a function of.
+        Argument of the derivative: the input or the output of the activation.
     """
 
     def __init__(
@@ -157,12 +155,12 @@ class Flatten(Stage):
 
 
 class ScaledStage(Stage):
-    """A first layer without parameters that scales each example: nobody needs the gradient of its input.
+    """First layer without parameters that scales each example; the gradient of its input is not needed.
 
     Parameters
     ----------
     function : callable
-        Of examples [B, ...].
+        Function of examples [B, ...].
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -173,7 +171,7 @@ class ScaledStage(Stage):
         return self.function(x.flatten(0, 1)).view(x.shape), None
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Nothing: it stands before all parameters."""
+        """Return None, as the stage comes before all parameters."""
         return None
 
 
@@ -199,7 +197,7 @@ class Dropout(Stage):
         self.draw: Callable[[tuple[int, ...]], Tensor] | None = None
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """Drop and rescale."""
+        """Drop decisions and rescale the rest."""
         if self.p == 0 or self.draw is None:
             return x, None
         keep = (self.draw(self._decisions(x)) >= self.p).to(x.device, x.dtype)
@@ -213,20 +211,20 @@ class Dropout(Stage):
         return (*x.shape[2 : 2 + own - shared], *[1] * shared)
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Drop the same."""
+        """Drop the same decisions in the gradient."""
         if weights.first:
             return None
         return grad if saved is None else grad * saved
 
 
 class Dense(Stage):
-    """x W^T + b on the last axis."""
+    """Dense layer: x W^T + b on the last axis."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """One batched matrix product; where all clients have the same weight, one product."""
+        """Return the output of one batched matrix product; if all clients have the same weight, of one plain product."""
         rows = x if x.dim() == 3 else x.reshape(len(x), -1, x.shape[-1])
         weight, *bias = weights.values
         shared = self._shared(rows, weights)
@@ -239,7 +237,7 @@ class Dense(Stage):
         return y.view(*x.shape[:-1], -1), (rows, x.shape)
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Two batched matrix products; the weight is read before it may be overwritten."""
+        """Write gradients by two batched matrix products; the weight is read before it may be overwritten."""
         rows, shape = saved
         weight = weights.values[0]
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
@@ -263,7 +261,7 @@ class Dense(Stage):
         return torch.bmm(grad, weights.values[0])
 
     def _shared(self, rows: Tensor, weights: Weights) -> list[Tensor] | None:
-        """Return the one model's parameters, if a single product takes its sums in the order of the batched one."""
+        """Return the one model's parameters, if a single product adds in the same order as the batched one; else None."""
         places = rows.shape[1]
         _, outputs, inputs = weights.values[0].shape
         if places == 1 or places * outputs * inputs < _SMALL:
@@ -277,9 +275,9 @@ class Norm(Stage):
     Parameters
     ----------
     names : tuple of str
-        Of scale and shift; empty without them.
+        Names of scale and shift; empty without them.
     eps : float
-        Added to the variance.
+        Constant added to the variance.
     shape : tuple of int
         Normalised trailing axes.
     """
@@ -306,12 +304,12 @@ class Norm(Stage):
         return y, (rows, normal, mean, rstd)
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """The gradient of the normalisation, and the sums for scale and shift."""
+        """Return the gradient of the normalisation, and write the sums for scale and shift."""
         rows, normal, mean, rstd = saved
         back = None
         if not weights.first:
             inner = grad * self._wide(weights.values[0], grad) if weights.values else grad
-            wanted = [True, False, False]  # the input's gradient alone
+            wanted = [True, False, False]  # only the gradient of the input
             back, *_ = aten.native_layer_norm_backward(
                 inner.contiguous(), rows, self.shape, mean, rstd, None, None, wanted
             )
@@ -321,24 +319,24 @@ class Norm(Stage):
         return back
 
     def _wide(self, value: Tensor, like: Tensor) -> Tensor:
-        """Return a client's parameter with the axes of `like`."""
+        """Return each client's parameter with as many axes as `like`."""
         between = [1] * (like.dim() - 1 - len(self.shape))
         return value.view(len(value), *between, *self.shape)
 
 
 class Embedding(Stage):
-    """Rows of a table by integer inputs."""
+    """Embedding: rows of a table by integer inputs."""
 
     def __init__(self, weight: str, padding: int | None) -> None:
         self.names = (weight,)
         self.padding = padding
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """Look up."""
+        """Return the rows of the table."""
         return weights.values[0][_clients(x), x], x
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Add every row's gradient to its place; the padding row has none."""
+        """Add the gradient of each row to its place in the table; the padding row has none."""
         if self.padding is not None:
             grad = grad.masked_fill((saved == self.padding).unsqueeze(-1), 0)
         target = weights.targets[0]
