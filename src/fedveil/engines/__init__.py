@@ -1,4 +1,4 @@
-"""Move the tensors, keep the state, write the ledger."""
+"""Engines: they move the tensors, keep the state and write the ledgers."""
 
 from fedveil.engines.assembly import AnyMethod as AnyMethod
 from fedveil.engines.assembly import client_sides_of as client_sides_of

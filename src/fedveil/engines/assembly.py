@@ -1,4 +1,4 @@
-"""Put a federation together: its method, first models, cohorts, and what a trained client would send."""
+"""Assembly of a federation: its method, first models, cohorts, and the releases of a trained client."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,18 +22,18 @@ AnyMethod = str | Aggregator | methods.ServerSide | methods.ClientSide | methods
 
 
 def resolve_method(given: AnyMethod | None) -> methods.Method:
-    """Put both sides of a method together from what `Federation` accepts.
+    """Return both sides of a method from any form that `Federation` accepts.
 
     Parameters
     ----------
     given : str, Aggregator, ServerSide, ClientSide, Method or None
-        A shorthand of `fedveil.methods.METHODS`; a rule without privacy; a wrapped rule such as
-        ``MetricPrivacy(FedAvg())``; a client side, with the server side that belongs to it; both. None: FedAvg.
+        Name in `fedveil.methods.METHODS`, a rule without privacy, a wrapped rule such as ``MetricPrivacy(FedAvg())``, a
+        client side (its server side follows), or both sides. None: FedAvg.
 
     Raises
     ------
     FieldError
-        If it is none of these.
+        If the value has none of these forms.
     """
     if isinstance(given, methods.Method):
         return given
@@ -118,7 +118,7 @@ def initial_broadcast(
 
 
 def _built(make: Callable[[], nn.Module], seed: int, j: int) -> nn.Module:
-    """Build the j-th model under its own seed."""
+    """Build the j-th model with its own seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(keyed_seed("model", seed, j))
         try:
@@ -129,7 +129,7 @@ def _built(make: Callable[[], nn.Module], seed: int, j: int) -> nn.Module:
 
 
 def several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:
-    """Make first hypotheses [k, d]: the start [d], then the same with the entries of each array shuffled."""
+    """Make first hypotheses [k, d]: the start [d], then copies with the entries of each array shuffled."""
     starts = [start]
     for j in range(1, k):
         generator = torch.Generator().manual_seed(keyed_seed("hypothesis", seed, j))
@@ -142,12 +142,12 @@ def several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:
 
 
 def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTraining:
-    """Give local training the proximal term that the server's FedProx asks for.
+    """Add the proximal term of the server's FedProx to local training.
 
     Raises
     ------
     FieldError
-        If the two name different terms.
+        If both name different terms.
     """
     rule = method.server.rule
     if not isinstance(rule, FedProx):
@@ -160,7 +160,7 @@ def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTra
 
 
 def with_local_rate(method: methods.Method, local: LocalTraining) -> methods.Method:
-    """Give a secure sum, whose step is the server's, the rate of local training, unless it has its own."""
+    """Return the method with the learning rate of local training for a secure sum's server step, unless it has one."""
     server = method.server
     if not isinstance(server, methods.SecureSum) or server.lr is not None:
         return method
@@ -177,12 +177,12 @@ def learner_of(
     trainer: str,
     workers: int,
 ) -> Learner:
-    """Make what trains the clients, once the model, their data and the loss are known to fit.
+    """Return the clients' learner, after checking that the model, the data and the loss fit.
 
     Raises
     ------
     FieldError
-        If they do not.
+        If they do not fit.
     """
     local, noisy = with_proximal_term(local or LocalTraining(), method), method.noisy
     require_fit(module, clients, local.loss)
@@ -195,7 +195,7 @@ def learner_of(
 
 
 def cohort_size(given: int | None, clients: int, method: methods.Method) -> int:
-    """Return the clients of a round; everybody unless a number is given.
+    """Return the number of clients in a round; all clients unless a number is given.
 
     Raises
     ------
@@ -232,20 +232,20 @@ def require_success(round_: int, trained: Sequence[int], zeroed: Mapping[int, st
 
 
 def client_releases(learned: Learned) -> methods.Releases:
-    """Return what a trained client would send if nothing protected it."""
+    """Return the releases of a trained client before any protection."""
     trained = learned.trained
     if trained.total is not None:
         return (Release("sum", trained.total),)
     count = Release("count", _number(trained.examples))
     loss = Release("metric", torch.tensor(trained.loss, dtype=torch.float64), "train_loss")
-    if not trained.model.numel():  # it was added when it came
+    if not trained.model.numel():  # an empty model was already added to a sum
         return (count, loss)
     return (Release("model", trained.model), count, loss)
 
 
-@lru_cache(maxsize=4096)  # 4% of a round of many small clients
+@lru_cache(maxsize=4096)  # saves 4% of a round of many small clients
 def _number(count: int) -> Tensor:
-    """Return a count as a 0-d tensor; nobody writes into releases."""
+    """Return a count as a 0-d tensor; it is shared, as nobody writes into releases."""
     return torch.tensor(float(count), dtype=torch.float64)
 
 

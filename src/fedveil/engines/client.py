@@ -1,14 +1,13 @@
-"""A client of a federation, the same under every engine.
+"""Client of a federation, the same under every engine.
 
-Under local trust the server is the adversary. Everything that can be checked without data is checked, and refused
-openly, before data are touched. After that the client always answers: what fails becomes a zero update that the method
-protects like any other. Where the noise follows no private value, as under every proven method, only the client's own
-log tells which it was; a printed rule shows its fallback, as FedRE does with an even split.
+Under local trust the server is the adversary. Everything that needs no data is checked first, and refused openly. After
+that the client always answers: a failure becomes a zero update, which the method protects like any other. Under every
+proven method the noise depends on no private value, so only the client's own log tells a failure. A heuristic may
+reveal it by its fallback, as FedRE does by an even split.
 
-A share of a trusted sum never leaves twice: with the same share in two sums, their difference is that of the silos that
-are in one of them alone, and shows a single share. A round asked again is one more release, with noise and a lot of its
-own. Under a secure sum every question (who is asked, which try, which model) is a release of its own in the ledger; the
-same question gives the same bits, and no other answer.
+A share of a trusted sum is sent once. If two sums contained it, subtracting them could reveal another silo's share. A
+repeated round is one more release, with new noise and a new lot. Under a secure sum every question (roster, attempt,
+model) is a separate release in the ledger. The same question always gets the same bits.
 """
 
 from collections.abc import Callable
@@ -52,56 +51,57 @@ from fedveil.methods import (
 )
 from fedveil.secure import Site, SumContext
 
-NO_PART = "the site takes no part in this sum"  # all that a server is told of why
-RECEIPT = "receipt"  # keys the salts of receipts
+NO_PART = "the site takes no part in this sum"  # the only reason that a server gets
+RECEIPT = "receipt"  # key of the stream of receipts' salts
 WORDS = SALT // 8  # numbers of 8 bytes in a salt
-ZERO = "zero"  # keys the stream of zero updates: noise that a failed attempt has drawn is not used again
+ZERO = "zero"  # key of the stream for zero updates, as noise drawn in a failed attempt is not used again
 
 
 class ClientParty(Party):
     """One client of a federation.
 
-    Under central trust its side of the method is a declared identity: it draws nothing and spends nothing. A filter or
-    a policy, or what it reports of a choice among hypotheses, then counts its participations; else its ledger is empty.
+    Under central trust its side of the method changes nothing, draws nothing and spends nothing. Its ledger then counts
+    participations only if it has a filter or a policy, or reports a choice among hypotheses.
 
     Parameters
     ----------
     method : Method
-        Its client side is used.
+        Method, of which the client side is used.
     layout : Layout
-        The model's layout.
+        Layout of the model.
     ledger : Ledger
-        The client's own, possibly resumed.
+        Ledger of the client, possibly resumed.
     source : Source
-        Randomness of the noise. With one that nobody can repeat, an intent is committed before data are touched, and a
-        process that died with it answers zero when the round is asked for again. With a reproducible one the round is
-        drawn again, to the same bits; a share only by a party that has not handed it out itself, as after a crash.
+        Randomness of the noise. With a secure source an intent is committed before data are touched. If the process
+        dies then, the client answers a repeated round with a zero update. With a reproducible source a repeated round
+        is drawn again, to the same bits. A share is drawn again only by a party that has not sent it itself, as after a
+        crash.
     budget : SpendFilter, optional
-        Stops the client before a budget is exceeded.
+        Filter that stops the client before a budget is exceeded.
     policy : Policy, optional
-        What the client's owner allows.
+        Policy of the client's owner.
     state : optional
-        State to resume from.
+        State from which to resume.
     kept : tuple of (int, Releases)
-        What left last, and in which round: it is handed over again if that round is asked for again. Under a trusted
-        sum the latest round that was answered, and nothing to hand over.
+        Last round and its releases, which are sent again if that round is repeated. Under a trusted sum: the last
+        answered round, without releases.
     store : callable
-        Makes a ledger line durable.
+        Function that makes a ledger line durable.
     trainer : PrivateTrainer, optional
-        For methods whose noise goes inside training: it says what a failed client answers.
+        Trainer of methods whose noise goes inside training; it makes a failed client's answer.
     site : Site, optional
-        Its key and what it insists on, for secure sums.
+        Key and terms of the client, for secure sums.
     rehearsed : set of int, optional
-        Client sides (by identity) that could protect a zero update; clients of one engine share it.
+        Client sides (by identity) that protected a zero update in a test; clients of one engine share the set.
 
     Attributes
     ----------
     kept : tuple of (int, Releases)
-        As above, up to date.
+        Same as the parameter, after the last answer.
     failure : Exception, optional
-        Reason why the last answer was a zero update. For the client's own log; it never leaves.
+        Error because of which the last answer was a zero update. It is for the client's own log, and never leaves.
     left_out : str
-        That the receipt of the last broadcast lacks a share of this client, for its own log; empty if it does not.
+        Text for the client's own log if the receipt in the last broadcast lacks a share of this client; else empty.
     """
 
     def __init__(
@@ -144,18 +144,18 @@ class ClientParty(Party):
 
     @property
     def counts(self) -> bool:
-        """Whether a budget or a policy counts its participations."""
+        """Whether a budget or a policy counts the client's participations."""
         return self.budget is not None or self.policy is not None
 
     def admit(self, broadcast: Broadcast) -> Refusal | Releases | None:
-        """Ask, before data are touched, whether the client takes part.
+        """Decide, before data are touched, whether the client takes part.
 
         Returns
         -------
         Refusal, Releases or None
-            None: train, and then `release` or `fail`. Releases: the answer, without training (the round was answered
-            before, or a process died in it). Under a trusted sum a round that was answered before is trained again, if
-            policy and budget hold one more release.
+            None: train, and then call `release` or `fail`. Releases: the answer without training, because the round was
+            answered before or a process died in it. Under a trusted sum an answered round is trained again if policy
+            and budget allow one more release.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class ClientParty(Party):
         if self._site is not None:
             try:
                 self._question = self._asked(self._site, broadcast)
-            except FieldError as error:  # the server is told that, and nothing of why
+            except FieldError as error:  # the server learns that the client declines, but not why
                 self.failure = error
                 return Refusal(NO_PART)
         try:
@@ -199,16 +199,16 @@ class ClientParty(Party):
         return None
 
     def seal(self, round_: int) -> str:
-        """Return what leaves with the answer to a round's last question for its receipt; empty without receipts."""
+        """Return the seal that the answer to a round's last question needs for its receipt; empty without receipts."""
         return seal_of(self.ledger.find(self._key(round_)))
 
     def forecast_round(self, broadcast: Broadcast) -> Refusal | None:
-        """Admit a round and record its quoted cost without answering it: for a forecast of what a run promises.
+        """Admit a round and record its quoted cost without answering it, to forecast the promise of a run.
 
         Returns
         -------
         Refusal or None
-            Why the client would decline.
+            Refusal if the client would decline, else None.
         """
         verdict = self.admit(broadcast)
         if isinstance(verdict, Refusal):
@@ -217,7 +217,7 @@ class ClientParty(Party):
         return None
 
     def record_quote(self, broadcast: Broadcast) -> None:
-        """Record the quoted cost of a round that was admitted, without answering it: for a forecast."""
+        """Record the quoted cost of an admitted round without answering it, for a forecast."""
         if (
             self._local
             and self._quoted is not None
@@ -226,30 +226,30 @@ class ClientParty(Party):
             self._commit(self._entry(broadcast.public, 0, self._quoted))
 
     def training_source(self, round_: int) -> Source:
-        """Return the randomness of noise inside training, of the attempt that is due."""
+        """Return the randomness of noise inside training for the next attempt."""
         if self._question is not None and self._site is not None:
             return self._site.key.source(self._question.digest).child("train")
         return self.stream(round_, "train")
 
     def stream(self, round_: int, purpose: str = PROTECT) -> Source:
-        """Return the randomness of a round's release; asked twice, a reproducible source gives the same stream."""
+        """Return the randomness of a round's release; a reproducible source gives the same stream every time."""
         known = self.ledger.find((round_, PROTECT))
         return self._source.child(
             self.ledger.party, round_, purpose, 0 if known is None else known.attempt
         )
 
     def release(self, releases: Releases, facts: ClientFacts) -> Releases:
-        """Protect what training gave, commit it, hand it over; under local trust a failure is a zero update.
+        """Protect the result of training, commit it and return it; under local trust a failure becomes a zero update.
 
         Parameters
         ----------
         releases, facts
-            Of the trained client.
+            Releases and facts of the trained client.
 
         Raises
         ------
         BudgetError, LedgerError
-            If nothing may leave. Neither depends on the client's data.
+            If nothing may leave. Neither error depends on the client's data.
         """
         if not self._local:
             protected = self.method.client.protect(releases, facts, self.state, NoSource())
@@ -262,7 +262,7 @@ class ClientParty(Party):
         )
 
     def fail(self, broadcast: Broadcast, error: Exception) -> Releases:
-        """Answer an admitted round although training failed: a zero update under local trust, else the error itself."""
+        """Answer an admitted round whose training failed: by a zero update under local trust, else by raising the error."""
         if not self._local:
             raise error
 
@@ -272,12 +272,12 @@ class ClientParty(Party):
         return self._answer(broadcast, failed)
 
     def report(self, releases: Releases, facts: ClientFacts) -> Releases:
-        """Let evaluation releases (metrics, counts) out; under local trust none of them leaves.
+        """Return the evaluation releases (metrics, counts) that may leave; none under local trust.
 
         Raises
         ------
         FieldError
-            For anything else: a model that left here would be in no ledger.
+            For anything else, as a model that left here would be in no ledger.
         """
         kinds = {release.kind for release in releases} - {"metric", "count"}
         if kinds:
@@ -289,11 +289,11 @@ class ClientParty(Party):
         return self.method.client.protect(releases, facts, self.state, NoSource()).releases
 
     def _key(self, round_: int) -> tuple[int, str]:
-        """Names a release in the ledger."""
+        """Return the key of a release in the ledger."""
         return release_key(round_, self._question)
 
     def _asked(self, site: Site, broadcast: Broadcast) -> SumContext | None:
-        """Read the question of a secure sum, and refuse one that may not be answered."""
+        """Return the question of a secure sum, or refuse one that may not be answered."""
         question = self._question_of(broadcast)
         if question is not None:
             require_question(question, broadcast.public, site, self.ledger)
@@ -305,16 +305,18 @@ class ClientParty(Party):
         return self.method.noisy.question(broadcast, self.layout)
 
     def _rehearse(self, broadcast: Broadcast) -> None:
-        """Protect a zero update once, for nobody: a configuration that cannot protect is refused before data."""
+        """Protect a zero update as a test, so that a configuration that cannot protect is refused before data are touched."""
         if self._local and id(self.method.client) not in self._rehearsed:
             self._zero(broadcast, ReproducibleSource(0))
             self._rehearsed.add(id(self.method.client))
 
     def _declines(self, public: PublicFacts, quoted: Spend) -> str:
-        """Say why the client takes no part, or ""; its filter is charged last."""
+        """Return the reason why the client declines, or ""; its filter is charged last."""
         if self.method.client.composed:
             made = self.ledger.entries
-            if quoted.guarantee.proven and not self.counts:  # nothing else bounds runs together
+            if (
+                quoted.guarantee.proven and not self.counts
+            ):  # no other limit holds over several runs
                 made = self.ledger.all_entries
             if all_made(made, public.rounds):
                 return "the releases that the total promise holds are made: a policy with a total allows more"
@@ -324,12 +326,12 @@ class ClientParty(Party):
         return "" if self._charge(quoted) else "the client's privacy budget is used up"
 
     def _renews(self, known: Entry) -> bool:
-        """Whether a round in the ledger has to be trained anew: its share was handed out."""
+        """Whether a round in the ledger must be trained again, because its share was already sent."""
         handed_out = self._source.deployable or known.key[0] <= self.kept[0]
         return self._summed and known.digest != OPEN and handed_out
 
     def _again(self, broadcast: Broadcast, known: Entry) -> Refusal | Releases | None:
-        """Answer a round that is in the ledger: what left then leaves again, and nothing else made from data."""
+        """Answer a round that is in the ledger with the same releases; nothing new is made from data."""
         if not self._local:
             return None
         round_, released = self.kept
@@ -338,7 +340,7 @@ class ClientParty(Party):
         if not self._source.deployable or (
             self._quoted is not None and self._quoted.mechanism == "none"
         ):
-            return None  # the same bits, or `_answer` sees to it
+            return None  # the same bits, or else `_answer` handles it
         self.failure = LedgerError("the process died in this round, or what it released was lost")
         try:
             return self._answer(broadcast, None)
@@ -346,7 +348,7 @@ class ClientParty(Party):
             return Refusal(str(error))
 
     def _answer(self, broadcast: Broadcast, protect: Callable[[], Protected] | None) -> Releases:
-        """Draw, commit, and return only then. Without `protect`, or where it fails, the update is zero."""
+        """Draw, commit and return a release. Without `protect`, or if it fails, the update is zero."""
         self._require_written()
         if self._question_of(broadcast) != self._question:
             raise LedgerError(
@@ -359,7 +361,9 @@ class ClientParty(Party):
         if protect is not None:
             try:
                 protected = protect()
-            except Exception as error:  # from here on it would tell something of the data
+            except (
+                Exception
+            ) as error:  # from here on an error would reveal something about the data
                 self.failure = error
         closed = known is not None and known.digest != OPEN
         if protected is None and not (closed and protect is None):
@@ -389,7 +393,7 @@ class ClientParty(Party):
             self.kept = max(public.round, self.kept[0]), ()
         elif (
             self._source.deployable or self._question is not None
-        ):  # else the same bits can be drawn again
+        ):  # otherwise the same bits can be drawn again
             self.kept = public.round, protected.releases
         return protected.releases
 
@@ -415,13 +419,13 @@ class ClientParty(Party):
         return self._protect((Release("model", model),), facts, source)
 
     def _received(self, public: PublicFacts, required: bool) -> tuple[Receipt | None, str]:
-        """Check the receipt of a broadcast; a client that trusts the server has none."""
+        """Check the receipt in a broadcast; none if the client trusts the server."""
         if not self._local:
             return None, ""
         return require_receipt(public, self.ledger.entries, required)
 
     def _entry_paid(self, broadcast: Broadcast, attempt: int, protected: Protected) -> Entry:
-        """Make the line of a release, with its receipt where the broadcast carried one."""
+        """Make the ledger line of a release, with its receipt if the broadcast has one."""
         public = broadcast.public
         entry = self._entry(public, attempt, protected)
         if self._receipt is None or protected.spend.mechanism == "none":
@@ -433,7 +437,7 @@ class ClientParty(Party):
         return replace(entry, receipt=values)
 
     def _entry(self, public: PublicFacts, attempt: int, what: Protected | Spend) -> Entry:
-        """Make the line of a release, or, given its cost alone, of the intent to make one."""
+        """Make the ledger line of a release, or of the intent to make one if only its cost is given."""
         if isinstance(what, Spend):
             mark, spend = OPEN, what
         else:
@@ -444,7 +448,7 @@ class ClientParty(Party):
 
 
 def _mark(protected: Protected) -> str:
-    """Digest a release; without noise a constant, since a digest confirms a guess of its content."""
+    """Return the digest of a release; a constant if it has no noise, as a digest would confirm a guess of its content."""
     if protected.spend.mechanism == "none":
         return digest(())
     return digest(protected.releases)

@@ -1,4 +1,4 @@
-"""Checks of a client before its data are touched: the broadcast, the question of a secure sum, a composed promise."""
+"""Checks of a client before data are touched: the broadcast, a secure sum's question, a composed promise."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ PROTECT = "protect"
 
 
 def release_key(round_: int, question: SumContext | None) -> tuple[int, str]:
-    """Name a client's release in its ledger: by the round, and under a secure sum by the question."""
+    """Return the key of a client's release in its ledger: the round, and under a secure sum also the question."""
     if question is None:
         return round_, PROTECT
     return round_, f"share {question.digest.hex()}"
@@ -23,7 +23,7 @@ def release_key(round_: int, question: SumContext | None) -> tuple[int, str]:
 def require_broadcast(
     broadcast: Broadcast, method: Method, layout: Layout, trainer: PrivateTrainer | None
 ) -> None:
-    """Refuse what the server may have made up, as far as no data are needed to see it.
+    """Refuse an invalid broadcast, as far as this can be checked without data.
 
     Raises
     ------
@@ -52,12 +52,12 @@ def require_broadcast(
 
 
 def require_question(question: SumContext, public: PublicFacts, site: Site, ledger: Ledger) -> None:
-    """Refuse the question of a secure sum that the site's contract or its ledger does not allow.
+    """Refuse a question of a secure sum that the site's contract or ledger does not allow.
 
     Raises
     ------
     FieldError
-        Of which the server must learn nothing.
+        For such a question. The server must not learn the text.
     """
     site.require(question)
     if public.terms != question.terms.text:
@@ -78,7 +78,7 @@ def require_question(question: SumContext, public: PublicFacts, site: Site, ledg
 
 
 def all_made(made: Sequence[Entry], rounds: int) -> bool:
-    """Whether the releases of a composed promise leave no room for one more, of a run of so many rounds."""
+    """Whether a composed promise over so many rounds has no release left."""
     shares = [1 / rounds]
     for entry in made:
         if entry.key[1] == PROTECT and entry.attempt == 0 and entry.rounds:
@@ -87,7 +87,7 @@ def all_made(made: Sequence[Entry], rounds: int) -> bool:
 
 
 def dearer(spend: Spend, quoted: Spend) -> bool:
-    """Whether a spend is worse than a quote, which is what filters were charged."""
+    """Whether a spend is worse than the quote that was charged to filters."""
     if (spend.charge or 0.0) > (quoted.charge or 0.0) or (spend.leakage or 0.0) > (
         quoted.leakage or 0.0
     ):

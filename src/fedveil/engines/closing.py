@@ -1,8 +1,7 @@
-"""Close a data set's lifetime ledger, and begin the next one with all that was spent.
+"""Closing of a data set's lifetime ledger; the next ledger begins with all past costs.
 
-The order is archive, head, ledger, head. After a crash the ledger is the old one or the new one, and the head knows it:
-before the new one takes its place, the head names it as the one that may follow. The old one is then another ledger,
-which nothing is released from again.
+The order is archive, head, ledger, head. Before the new ledger replaces the old one, the head announces it. So after a
+crash the ledger is either the old or the new one, and the head knows both. Nothing is released from the old one again.
 """
 
 import hashlib
@@ -29,21 +28,21 @@ from fedveil.errors import FieldError, LedgerError
 from fedveil.files import private_folder, write_atomic
 from fedveil.reading import json_of
 
-CLOSED = "closed"  # key of a first line: which ledger was closed before this one
+CLOSED = "closed"  # key of a first line: the ledger that was closed before this one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Closed:
-    """A ledger that was closed.
+    """Result of closing a ledger.
 
     Attributes
     ----------
     archive, ledger : Path
-        Where the closed ledger lies; the ledger that goes on.
+        Paths of the closed ledger and of the new one.
     digest : str
-        SHA-256 of the closed ledger's bytes, which the new one's first line holds.
+        SHA-256 of the closed ledger's bytes, which is in the new one's first line.
     lines, releases : int
-        How many the closed ledger has after its first line; how many releases are carried over.
+        Number of lines after the first in the closed ledger, and number of releases carried over.
     """
 
     archive: Path
@@ -56,29 +55,29 @@ class Closed:
 def close_ledger(
     folder: str | Path, dataset: str | int, by: str, *, archive: str | Path, head: str | Path | None
 ) -> Closed:
-    """Close the lifetime ledger of a data set, and begin its next one: nothing that was spent is forgotten.
+    """Close the lifetime ledger of a data set, and begin the next one, which carries all past costs.
 
-    Every line and the head are checked first. The first line of the new ledger carries each cost with how often it was
-    paid, the declared budget, and the digest of the closed ledger. Budgets and policies go on counting. A run that is
-    under way is refused from then on, and a key of secure sums belongs to the closed ledger.
+    Every line and the head are checked first. The first line of the new ledger has each cost with the number of times
+    it was paid, the declared budget, and the digest of the closed ledger. So budgets and policies continue to count.
+    From then on a run in progress is refused. A key of secure sums stays bound to the closed ledger.
 
     Parameters
     ----------
     folder, dataset, head
         As for `fedveil.engines.lifetime.begin_ledger`.
     by : str
-        Who closes it, and why.
+        Name of the person who closes it, and the reason.
     archive : str or Path
         Folder that gets the closed ledger, under its own name.
 
     Raises
     ------
     FieldError
-        If nobody is named who closes it, or the archive holds a ledger of that name with other bytes.
+        If `by` is empty, or the archive holds a ledger of that name with other bytes.
     LedgerError
-        If the ledger was edited or put back, or is in use.
+        If the ledger was edited or replaced by an older copy, or is in use.
     OSError
-        If something cannot be written; the ledger is then as it was.
+        If a file cannot be written; the ledger is then unchanged.
     """
     if not by.strip():
         raise FieldError("by", by, "must say who closes the ledger, and why")
@@ -113,17 +112,17 @@ def close_ledger(
 
 
 def require_closed(path: Path, closed: Path) -> None:
-    """Check that a ledger carries over what a closed one spent.
+    """Check that a ledger carries over the costs of a closed one.
 
     Parameters
     ----------
     path, closed : Path
-        The ledger, and the closed one as it was archived.
+        Ledger, and archived copy of the closed one.
 
     Raises
     ------
     LedgerError
-        If the digest or a cost is another, or one of the two was edited.
+        If the digest or a cost differs, or one of the two was edited.
     """
     ledger, _, _ = read_ledger(path)
     before, lines, _ = read_ledger(closed)
@@ -136,7 +135,7 @@ def require_closed(path: Path, closed: Path) -> None:
 
 
 def _archived(folder: Path, path: Path, content: bytes) -> Path:
-    """Copy a ledger's bytes into the archive, where they may be from a closing that did not end."""
+    """Copy a ledger's bytes into the archive, which may hold them already from a closing that did not finish."""
     kept = folder / path.name
     if folder.resolve() == path.parent:
         raise FieldError("archive", str(folder), "must be another folder than the ledger's")

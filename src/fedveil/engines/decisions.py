@@ -1,4 +1,4 @@
-"""What a node decided about a message, for its operator's own record: which rule refused, or what a release cost."""
+"""Decisions of a node about messages, for its operator's log: the rule that refused, or the cost of a release."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _SEEN: ContextVar[dict[str, Any] | None] = ContextVar("decision", default=None)
 
 @contextmanager
 def decided() -> Iterator[dict[str, Any]]:
-    """Collect what `note_decision` is told within; nothing of it is part of a reply."""
+    """Collect the decisions noted within this context; none of them is part of a reply."""
     seen: dict[str, Any] = {}
     before = _SEEN.set(seen)
     try:
@@ -23,14 +23,14 @@ def decided() -> Iterator[dict[str, Any]]:
 
 
 def note_decision(**facts: Any) -> None:
-    """Say what was decided; outside `decided` nobody is told."""
+    """Record a decision; outside `decided` it is dropped."""
     seen = _SEEN.get()
     if seen is not None:
         seen.update(facts)
 
 
 def note_verdict(verdict: Any, ledger: Ledger, policy: Policy | None) -> None:
-    """Say whether a round was admitted: the rule that refuses it, or what was spent of each limit with it."""
+    """Record the decision on a round: the rule that refuses it, or the past cost beside each limit."""
     if isinstance(verdict, Refusal):
         note_decision(verdict="refused", **why(verdict.reason))
         return
@@ -46,5 +46,5 @@ def note_verdict(verdict: Any, ledger: Ledger, policy: Policy | None) -> None:
 
 
 def why(reason: str) -> dict[str, str]:
-    """Return a reason, and the key of the policy that it comes from; "" where it is no rule of the policy."""
+    """Return a reason, and the policy's key that it comes from; "" if it comes from no key."""
     return {"rule": reason.rule if isinstance(reason, Denied) else "", "why": str(reason)}

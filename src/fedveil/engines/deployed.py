@@ -1,4 +1,4 @@
-"""One client of a deployed run: its settings, and its party with the ledger, opened for one message."""
+"""Client of a deployed run: its settings, and its party with the ledger, opened for one message."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from fedveil.methods import Broadcast, ClientFacts, Method, PublicFacts, Refusal
 from fedveil.reading import json_of
 from fedveil.secure import Site
 
-RUN = "run"  # a ledger of the run alone
+RUN = "run"  # a ledger for this run only
 CAPS: dict[str, Callable[[Any], SpendFilter]] = {
     "participations": ParticipationFilter,
     "leakage_cap": LeakageFilter,
@@ -29,24 +29,24 @@ CAPS: dict[str, Callable[[Any], SpendFilter]] = {
 
 @dataclass(frozen=True)
 class Settings(Parameters):
-    """Settings that protect one client.
+    """Settings of one client's protection.
 
     Attributes
     ----------
     ledger : str, optional
-        Folder of the lifetime ledger, or `RUN`, as by default.
+        Folder of the lifetime ledger, or `RUN` (the default).
     head : str, optional
-        Folder of the ledger's head and its key.
+        Folder of the ledger's head and of its key.
     dataset : str
-        Names that ledger.
+        Name of the data set, which names the ledger.
     rounds : int, optional
-        Rounds the client agreed to.
+        Number of rounds to which the client agreed.
     budget : SpendFilter, optional
-        Fresh; it is charged with the ledger.
+        Fresh filter; it is charged with the ledger.
     site : Site, optional
-        Of secure sums.
+        Key and terms of the client in secure sums.
     ledgers : callable, optional
-        ``party -> (Ledger, LineStore)``: keeps the ledger elsewhere.
+        ``party -> (Ledger, LineStore)``, for ledgers in another place.
     """
 
     partition: int
@@ -65,15 +65,15 @@ class Settings(Parameters):
 def with_budget(
     given: Settings, caps: Mapping[str, Any], where: str, trains: bool = True
 ) -> Settings:
-    """Give a client's settings its budget: the given one, one of the `caps`, or its method's if it trains.
+    """Return the settings with a budget: the given one, one of the `caps`, or the method's if the client trains.
 
-    A cap is None where it is not set.
+    A cap that is not set is None.
 
     Raises
     ------
     FieldError
-        If it has several budgets, noise that cannot be repeated and no ledger, or a lifetime ledger without a head;
-        `where` says where to name them.
+        If there are several budgets, secure noise without a ledger, or a lifetime ledger without a head; `where` tells
+        where to name them.
     """
     method, policy, budget = given.method, given.policy, given.budget
     if policy is not None and policy.node is not None:
@@ -86,9 +86,7 @@ def with_budget(
     for name in given_caps:
         budget = CAPS[name](caps[name])
     if budget is None and policy is None and method.noisy is not None and trains:
-        budget = (
-            method.noisy.budget()
-        )  # what is planned is all that leaves, whoever begins the runs
+        budget = method.noisy.budget()  # only the plan may leave, whoever begins the runs
     recorded = method.client.trust != "central" or budget is not None or policy is not None
     if given.ledger is None and given.source.deployable and recorded:
         accepted = (
@@ -106,39 +104,39 @@ class ClientMemory(ABC):
     Attributes
     ----------
     lines : list of str
-        Of a ledger of this run alone all, of one that lies elsewhere the last one.
+        All lines of a ledger of this run; only the last line of a ledger in another place.
     """
 
     lines: list[str]
 
     def ledger(self, run: str, partition: int) -> Ledger:
-        """Return the ledger of this run alone, as it was left."""
+        """Return the ledger of this run, as it was saved."""
         return Ledger.parse(run, str(partition), self.lines)
 
     def store(self, line: str) -> None:
-        """Keep a line of it."""
+        """Save a line of the ledger."""
         self.lines = [*self.lines, line]
 
     @abstractmethod
     def load(self, fresh: Any) -> Any:
-        """Return the method's state, or `fresh`, which says of what kind it must be."""
+        """Return the method's state; `fresh` is returned if there is none, and tells its kind."""
 
     @abstractmethod
     def kept(self) -> tuple[int, Releases]:
-        """Return what left last, and in which round (0: nothing did)."""
+        """Return the last answered round (0: none) and its releases."""
 
     @abstractmethod
     def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
-        """Keep the method's state, and what left."""
+        """Save the method's state, and the releases that left."""
 
 
 def require_known(ledger: Ledger, lines: Sequence[str]) -> None:
-    """Refuse a ledger that lacks the last line that this run wrote: what was spent would be forgotten.
+    """Refuse a ledger that lacks this run's last line, as past costs would be forgotten.
 
     Raises
     ------
     LedgerError
-        If it does.
+        If the ledger lacks the line.
     """
     if not lines:
         return
@@ -157,7 +155,7 @@ def require_known(ledger: Ledger, lines: Sequence[str]) -> None:
 def opened_ledger(
     memory: ClientMemory, settings: Settings, run: str
 ) -> Iterator[tuple[Ledger, LineStore]]:
-    """Open a client's ledger, and what makes a line of it durable; no other process can use it meanwhile."""
+    """Open a client's ledger and its line store; no other process can use the ledger meanwhile."""
     if settings.ledgers is not None:
         ledger, keep = settings.ledgers(str(settings.partition))
         require_known(ledger, memory.lines)
@@ -207,7 +205,7 @@ def opened(
 
 
 def disagreement(public: PublicFacts, rounds: int | None) -> Refusal | None:
-    """Refuse for a client that agreed to another number of rounds; None if it takes part."""
+    """Return a refusal if the client agreed to another number of rounds, else None."""
     if rounds is not None and public.rounds != rounds:
         return Refusal(f"the client agreed to {rounds} rounds, the server plans {public.rounds}")
     return None
@@ -221,20 +219,21 @@ def answer(
     train: Callable[[], tuple[Releases, ClientFacts]],
     warnings: Warnings | None = None,
 ) -> Releases:
-    """Train a client that was admitted, protect and commit what that gives, and remember what leaves.
+    """Train an admitted client, protect and commit the result, and save the releases.
 
     Parameters
     ----------
     party, memory
-        Of the client.
+        Party and memory of the client.
     broadcast : Broadcast
-        What it was admitted to.
+        Broadcast of the admitted round.
     admitted : Releases, optional
-        What left in this round before: it leaves again, without training.
+        Releases that left in this round before; they leave again without training.
     train : callable
-        Gives what training makes, and its facts. What it raises becomes a zero update under local trust.
+        Function that returns the trained releases and their facts. Under local trust an error in it becomes a zero
+        update.
     warnings : Warnings, optional
-        Told what is odd about the training.
+        Receiver of warnings about the training.
     """
     released = admitted
     if released is None:

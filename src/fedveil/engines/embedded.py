@@ -1,7 +1,8 @@
-"""The clients and the server of a run in one process: who takes part, what they train, and what each protects.
+"""Clients and server of a run in one process.
 
-`Cohort` is the courier between them. `ObservedServer` opens and combines the rounds, and tells the experimenter what is
-odd, which neither a deployed server nor a client could see.
+`Cohort` is the courier between them: it asks clients, trains those that take part, and lets each protect its releases.
+`ObservedServer` opens and combines the rounds. It also warns the experimenter of problems that no deployed party could
+see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,22 +32,22 @@ from fedveil.secure import PublicKey
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A cohort that was asked, before anybody trains.
+    """Cohort that was asked, before any client trains.
 
     Attributes
     ----------
     broadcast : Broadcast
-        What everybody received.
+        Broadcast that all clients received.
     cohort : sequence of int
-        All that were asked.
+        Partitions of all asked clients.
     partitions : list of int
-        Those of them that train.
+        Partitions of the clients that train.
     task : Task
-        Their training.
+        Training of these clients.
     refused : dict of int to str
         Clients that declined, with the reason.
     answered : dict of int to Releases
-        Clients that need not train: the round was answered before, or their process died in it.
+        Clients that need not train, because they answered the round before or their process died in it.
     """
 
     broadcast: Broadcast
@@ -58,25 +59,25 @@ class Asked:
 
 
 class Cohort:
-    """Asks clients of this process, trains those that take part, and lets each protect what it sends.
+    """Courier in one process: asks clients, trains those that take part, and lets each protect its releases.
 
     Parameters
     ----------
     parties : Parties
-        All clients.
+        Parties of all clients.
     server : ServerParty
-        Its state decides whether models may be added as they come.
+        Server; its state decides whether models may be added on arrival.
     warnings : Warnings
-        Told what is odd about the training.
+        Receiver of warnings about the training.
     lookers : sequence
-        Probes, which look at single models; while there is one, all models are kept.
+        Probes that look at single models; with a probe, all models are kept.
     workers : int
-        Threads that train; beside several, the server's noise is drawn.
+        Number of training threads; with several, the server's noise is drawn in parallel.
 
     Attributes
     ----------
     asked : Asked, optional
-        The cohort that was asked last.
+        Cohort that was asked last.
     local : bool
         Whether clients protect themselves.
     """
@@ -98,14 +99,14 @@ class Cohort:
         self._learned: Sequence[Learned | Exception] | None = None
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """Return all of them."""
+        """Return the whole cohort, as all clients can be reached."""
         keys = self.parties.site_keys.roster(cohort)
         if not keys:
             return dict.fromkeys(cohort)
         return dict(zip(cohort, keys, strict=True))
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Ask a cohort who takes part, and note the training of those who do.
+        """Ask a cohort, and prepare the training of the clients that take part.
 
         Raises
         ------
@@ -127,7 +128,7 @@ class Cohort:
                 answered[partition] = verdict
         if (
             self.parties.site_keys and refused
-        ):  # of a sum that somebody is missing from, nobody trains
+        ):  # if a client is missing from a sum, no client trains
             admitted = []
         task = self._training(broadcast, admitted)
         self.asked, self._learned = (
@@ -136,7 +137,7 @@ class Cohort:
         )
 
     def _training(self, broadcast: Broadcast, admitted: Sequence[int]) -> Task:
-        """Make the training of clients of a cohort."""
+        """Make the training task of the admitted clients."""
         parties, round_ = self.parties, broadcast.public.round
         keys = [(parties.seed, round_, partition) for partition in admitted]
         data = [self.training_data(partition, round_) for partition in admitted]
@@ -147,17 +148,17 @@ class Cohort:
 
     @property
     def task(self) -> Task:
-        """Training of those who were asked last."""
-        assert self.asked is not None  # somebody was asked
+        """Training task of the cohort that was asked last."""
+        assert self.asked is not None  # a cohort was asked
         return self.asked.task
 
     def learned(self, outcomes: Sequence[Learned | Exception]) -> None:
-        """Take what the cohort has trained, where others were trained in the same call."""
+        """Take the results of the cohort's training, if it was trained together with others."""
         self._learned = outcomes
 
     def collect(self) -> Collected:
-        """Train those who take part, and let each protect what it sends."""
-        assert self.asked is not None  # somebody was asked
+        """Train the clients that take part, and let each protect its releases."""
+        assert self.asked is not None  # a cohort was asked
         asked, learned = self.asked, self._learned
         if learned is None:
             asked = self._adding(asked)
@@ -175,12 +176,12 @@ class Cohort:
         if isinstance(asked.task.then, Adding):
             answers = replace(answers, added=asked.task.then.end())
         self.answer(asked, dict(zip(asked.partitions, learned, strict=True)), answers)
-        if self.local:  # else the server looks at what arrives
+        if self.local:  # under central trust the server looks at what arrives
             self._look_at(asked, learned, answers)
         return answers
 
     def _require_room(self, broadcast: Broadcast, clients: int) -> None:
-        """Refuse a round whose models do not fit into memory, before anybody is asked or charged."""
+        """Refuse a round whose models do not fit into memory, before any client is asked or charged."""
         models = broadcast.models
         try:
             require_room(clients, models.shape[-1], models.element_size())
@@ -189,7 +190,7 @@ class Cohort:
                 raise
 
     def _adds(self, broadcast: Broadcast, clients: int) -> bool:
-        """Whether the models of so many clients would be added as they come."""
+        """Whether the models of so many clients would be added on arrival."""
         if not self._alone():
             return False
         cohort, state = broadcast.public.cohort, self._server.state
@@ -199,8 +200,8 @@ class Cohort:
         )
 
     def again(self, answers: Collected) -> list[int]:
-        """Return those who are left of a secure sum that somebody is missing from: a sum is of all who are asked."""
-        assert self.asked is not None  # somebody was asked
+        """Return the remaining clients of a secure sum that lacks a client, as the sum is over all asked clients."""
+        assert self.asked is not None  # a cohort was asked
         asked = self.asked
         if not self.parties.site_keys:
             return []
@@ -220,7 +221,7 @@ class Cohort:
         return self.parties.admit(broadcast, cohort)
 
     def records(self, partition: int) -> bool:
-        """Whether a client's ledger says what it released."""
+        """Whether a client's ledger records its releases."""
         return True
 
     def training_data(self, partition: int, round_: int) -> ClientData:
@@ -228,11 +229,11 @@ class Cohort:
         return self.parties.data[partition]
 
     def may_add(self, asked: Asked) -> bool:
-        """Whether nobody looks at the model of any client: all train, one by one, and send what they trained."""
+        """Whether models may be added on arrival: all clients train one by one, send their models, and no probe looks."""
         return self._alone() and not asked.answered
 
     def _alone(self) -> bool:
-        """Whether clients train one by one, send what they trained, and no probe looks at it."""
+        """Whether clients train one by one and send their models, and no probe looks at single models."""
         learner = self.parties.learner
         one_by_one = type(learner) is Learner and isinstance(learner.trainer, WorkerTrainer)
         as_trained = type(self._method.client) is TrustedServer
@@ -248,7 +249,7 @@ class Cohort:
     def reply(
         self, partition: int, outcome: Learned | Exception, broadcast: Broadcast, answers: Collected
     ) -> None:
-        """Add one client's reply, or why there is none."""
+        """Add one client's reply, or the reason why there is none."""
         party, failure = self.parties.party(partition), None
         try:
             if isinstance(outcome, Exception):
@@ -280,7 +281,7 @@ class Cohort:
         return learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
 
     def _adding(self, asked: Asked) -> Asked:
-        """Have what is trained added at once, where the server's side needs no more of it."""
+        """Let each model be added to the sum after its training, if the server side needs only the sum."""
         if not self.may_add(asked):
             return asked
         task, public = asked.task, asked.broadcast.public
@@ -300,7 +301,7 @@ class Cohort:
     def _look_at(
         self, asked: Asked, learned: Sequence[Learned | Exception], answers: Collected
     ) -> None:
-        """Warn of what clients would see alone: the experimenter, who holds every client, may look at each."""
+        """Warn of problems that clients alone would see; the experimenter holds all clients, and may look at each."""
         models = [one.model for one in _with_examples(learned)]
         if not models:
             return
@@ -313,14 +314,14 @@ class Cohort:
 
 
 class Adding:
-    """Adds what a client trained to the round's sum when its training ends, and lets nothing of the model go on.
+    """Callback that adds a client's model to the round's sum when its training ends, and drops the model.
 
     Parameters
     ----------
     running : RunningSum
-        Of the clients in this order.
+        Sum over the clients in this order.
     partitions : sequence of int
-        Of all who train.
+        Partitions of all clients that train.
     """
 
     def __init__(self, running: RunningSum, partitions: Sequence[int]) -> None:
@@ -328,7 +329,7 @@ class Adding:
         self._open = {partition: place for place, partition in enumerate(partitions)}
 
     def __call__(self, key: Key, outcome: Trained | Exception) -> Trained | Exception:
-        """Take one client's, by its key; a model that no sum takes goes on, for the server to refuse."""
+        """Add the model of the client with this key; a model that no sum accepts is kept, for the server to refuse."""
         place = self._open.pop(key[2])
         if isinstance(outcome, Exception):
             self.running.take(place, None)
@@ -338,27 +339,27 @@ class Adding:
         except FieldError:
             return replace(
                 outcome, model=outcome.model.clone()
-            )  # the next client is trained in its memory
+            )  # the next client is trained in the same memory
         return replace(outcome, model=torch.empty(0))
 
     def end(self) -> RunningSum:
-        """Return the sum of those who came, without waiting for others."""
+        """Return the sum of the models so far, without waiting for others."""
         for place in self._open.values():
             self.running.take(place, None)
         return self.running
 
 
 class ObservedServer:
-    """The server of a run in one process, which tells the experimenter what is odd.
+    """Server of a run in one process, which also warns the experimenter.
 
     Parameters
     ----------
     server : ServerParty
-        Opens and combines the rounds.
+        Server that opens and combines the rounds.
     parties : Parties
-        All clients; their ledgers say why nobody is left.
+        Parties of all clients; their ledgers tell why no client is left.
     warnings : Warnings
-        Told what is odd.
+        Receiver of warnings.
     """
 
     def __init__(self, server: ServerParty, parties: Parties, warnings: Warnings) -> None:
@@ -383,13 +384,13 @@ class ObservedServer:
         return self._server.receipted(broadcast)
 
     def asked(self, answers: Collected) -> None:
-        """Note nothing: the clients' ledgers are at hand."""
+        """Record nothing, as the clients' ledgers are in this process."""
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
-        """Combine a round, and look at what arrived."""
+        """Combine a round, and look at the replies."""
         require_success(broadcast.public.round, answers.trained, answers.zeroed)
         report = dict[str, float]()
-        arrived = list(answers.replies.values())  # what `combine` holds is gone where it fails
+        arrived = list(answers.replies.values())  # `combine` drops its replies if it fails
         try:
             opened, log = self._server.combine(
                 broadcast,
@@ -411,7 +412,7 @@ class ObservedServer:
 
 
 def _with_examples(learned: Sequence[Learned | Exception]) -> list[Trained]:
-    """Return what was trained on at least one example."""
+    """Return the results that were trained on at least one example."""
     own = [one.trained for one in learned if isinstance(one, Learned)]
     return [trained for trained in own if trained.examples]
 

@@ -1,4 +1,4 @@
-"""The embedded engine: a whole federation in one process."""
+"""Embedded engine: a whole federation in one process."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -45,33 +45,33 @@ class Federation:
     Parameters
     ----------
     model : torch.nn.Module or callable
-        The model, whose parameters start the run; or a function without arguments that builds one (needed for several
-        hypotheses, each built under its own seed).
+        Model, whose parameters start the run; or a function without arguments that builds one. Several hypotheses need
+        a function, as each is built with its own seed.
     clients : sequence of ClientData or of tuples of tensors or arrays
-        ``(x, y)`` or ``(x, y, test_x, test_y)`` a client.
+        ``(x, y)`` or ``(x, y, test_x, test_y)`` for each client.
     method : str, Aggregator, ServerSide, ClientSide, Method or PerClient, optional
-        What protects the clients: a wrapped rule such as ``MetricPrivacy(FedAvg())``, a client side such as
-        ``SGALDP(epsilon_max=8)``, both, a shorthand of `fedveil.methods.METHODS`, or a rule alone (no privacy); a
-        `PerClient` where some clients have their own parameters. Default: FedAvg.
+        Protection of the clients: a wrapped rule such as ``MetricPrivacy(FedAvg())``, a client side such as
+        ``SGALDP(epsilon_max=8)``, both, a name in `fedveil.methods.METHODS`, or a rule alone (no privacy). `PerClient`
+        gives some clients their own parameters. Default: FedAvg.
     local : LocalTraining, optional
-        What a client does in a round.
+        Options of a client's training in a round.
     seed : int
-        Of initial models, cohorts, training and (reproducible) noise.
+        Seed of initial models, cohorts, training and (reproducible) noise.
     source : Source, optional
         Randomness of the noise. Default: reproducible from `seed`, for experiments. Give a `SecureSource` to deploy.
     clients_per_round : int, optional
-        Size of each round's cohort, drawn without replacement. Default: everybody.
+        Size of each round's cohort, drawn without replacement. Default: all clients.
     shared : Shared, optional
-        What all have in common beside the model: first hypotheses, public data, the sensitive region, and what becomes
-        of buffers.
+        Values shared by all parties besides the model: first hypotheses, public data, the sensitive region, and the
+        treatment of buffers.
     budgets : Budgets, optional
-        What the server and each client may spend, and the policy of the clients' owners.
+        Budgets of the server and of each client, and the policy of the clients' owners.
     evaluation : Evaluation, optional
-        What is measured, who is shown it, and when it ends the run.
+        Metrics, their publication, and early stopping.
     behaviours : mapping of int to Behaviour, optional
         Malicious clients, by partition.
     execution : Execution, optional
-        How it is carried out: trainer, threads, where ledgers are kept.
+        Execution of the run: trainer, threads, and place of the ledgers.
 
     Examples
     --------
@@ -142,7 +142,7 @@ class Federation:
         return module
 
     def _make_learner(self, module: nn.Module, local: LocalTraining | None, shared: Shared) -> None:
-        """Make what trains the clients, and what warns of its oddities."""
+        """Make the clients' learner, and the receiver of its warnings."""
         execution = self.execution
         self.learner: Learner = execution.learner or assembly.learner_of(
             module,
@@ -177,7 +177,7 @@ class Federation:
         )
 
     def _make_server(self, budgets: Budgets, evaluation: Evaluation, public_data: Any) -> None:
-        """Make the server, with its ledger and what it does with public data."""
+        """Make the server, with its ledger and its use of public data."""
         scorer = tutor = None
         if public_data is not None:
             public = as_client(public_data, "public_data")
@@ -197,14 +197,14 @@ class Federation:
         )
 
     def _validating(self, rule: EarlyStopping) -> Validators:
-        """Make the clients that never train."""
+        """Make the validation clients, which never train."""
         if self.own_buffers:
             accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
             raise FieldError("buffers", "keep", accepted)
         return Validators(rule, self.parties, self.server, partial(self.warnings.say, "validation"))
 
     def _connect(self) -> None:
-        """Hand the loop its courier: this process's clients, unless the execution brings another."""
+        """Give the loop its courier: the clients of this process, unless the execution brings another."""
         make: Callable[..., Cohort] = Cohort
         if self.behaviours:
             make = partial(MaliciousCohort, behaviours=self.behaviours)
@@ -230,7 +230,7 @@ class Federation:
 
     @property
     def stopped(self) -> str:
-        """Reason why no further round follows, or ""."""
+        """Reason why no further round follows; "" if the run may continue."""
         return "" if self.validators is None else self.validators.stopped
 
     def run(
@@ -241,14 +241,14 @@ class Federation:
         Parameters
         ----------
         rounds : int
-            Rounds in all, those already done included.
+            Number of rounds in total, including those already done.
         on_round : callable, optional
             Called after each round.
 
         Returns
         -------
         History
-            Of the rounds done by this call.
+            Records of the rounds done by this call.
 
         Raises
         ------
@@ -281,24 +281,25 @@ class Federation:
             yield self.end()
 
     def begin(self, rounds: int) -> None:
-        """Open the next round of so many in all and ask its cohort, before anybody trains.
+        """Open the next of `rounds` rounds and ask its cohort, before any client trains.
 
         Raises
         ------
         BudgetError
-            If the round must not be summed again.
+            If the round has a trusted sum that must not be made again.
         """
         self._began = perf_counter()
         number = self.round + 1
         self._loop.begin(self.models, number, rounds, self.cohort_size, self.cohort(number))
 
     def end(self) -> RoundRecord:
-        """Collect what the cohort answers, combine, measure, publish, and show the round to the probes.
+        """Collect the cohort's answers, combine, measure, publish, and show the round to the probes.
 
         Raises
         ------
         NoReplyError
-            If no reply can be used, or every client that trained failed: a server under local trust could not tell.
+            If no reply can be used, or every client that trained failed. (A real server under local trust could not see
+            the latter.)
         BudgetError
             If that is because clients have used up their budgets.
         """
@@ -321,20 +322,20 @@ class Federation:
         )
 
     def _publish(self, single: Sequence[Figures]) -> dict[str, float]:
-        """Hand the clients' metrics over to the clients, where that is on."""
+        """Publish the clients' metrics to the clients, if publishing is on."""
         if self.server.publishing.metrics == "off":
             return {}
         shown = self.server.publish(self.round, *publishable(single))
         return {release.name: float(release.value) for release in shown}
 
     def _validate(self) -> float | None:
-        """Return the validation clients' loss, where one is due."""
+        """Return the validation clients' loss; None if the round is not validated."""
         if self.validators is None:
             return None
         return self.validators.validate(self.models, self.round)
 
     def _trained_on(self, public: ClientData, model: Tensor, round_: int) -> Tensor:
-        """Train a model [d] on public data as a client trains, under the key of no client."""
+        """Train a model [d] on public data as a client would, with a key that no client has."""
         (learned,) = self.learner.learn(model[None], [public], [(self.seed, round_, -1)])
         if isinstance(learned, Exception):
             raise learned
@@ -349,7 +350,7 @@ class Federation:
         return self.parties.party(partition)
 
     def evaluate(self) -> tuple[list[Figures], Figures | None]:
-        """Measure the current models on what the clients held out; each client uses the hypothesis that fits it."""
+        """Measure the current models on the clients' held-out examples; each client uses the hypothesis that fits best."""
         return self.parties.evaluate(self.models, self.metrics)
 
     def books(self) -> dict[str, Ledger]:
@@ -357,7 +358,7 @@ class Federation:
         return self.parties.books()
 
     def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
-        """Sum up what the run has left so far."""
+        """Return the history of the run so far."""
         totals = totals_of(self.method.client.trust, self._all_books())
         guarantees = totals.clients
         if self.method.client.trust == "central":
@@ -390,17 +391,17 @@ class Federation:
         best: Best | None = None,
         lines: Mapping[str, int] | None = None,
     ) -> None:
-        """Continue from a checkpoint; `best` is that of the validation clients, where there are any.
+        """Continue from a checkpoint; `best` is the state of early stopping, if there is one.
 
-        `lines` says how many each ledger had then, by party. Where it is not known, a client of which a ledger lacks a
+        `lines` is the number of lines of each ledger at that time, by party. Without it, a client whose ledger lacks a
         round must be one that declines.
 
         Raises
         ------
         FieldError
-            If the checkpoint is of another model, or a budget would start over because no ledger came with it.
+            If the checkpoint is of another model, or lacks a ledger, so that a budget would start over.
         LedgerError
-            If the models are not those that the server released in that round.
+            If the models differ from those that the server released in that round.
         """
         if models.shape != self.models.shape or models.dtype != self.models.dtype:
             raise FieldError(
@@ -432,13 +433,13 @@ class Federation:
         self._connect()
 
     def _all_books(self) -> dict[str, Ledger]:
-        """Return the ledgers of validation clients, too."""
+        """Return all ledgers, those of validation clients included."""
         if self.validators is None:
             return self.books()
         return {**self.books(), **self.validators.books()}
 
     def _require_books(self, round_: int) -> None:
-        """Refuse ledgers that lack what rounds before must have left in them."""
+        """Refuse ledgers that lack entries of earlier rounds."""
         if self.validators is not None and self.validators.best.round:
             books = [self.server.ledger, *self.validators.books().values()]
             require_validated(books, self.validators.best.round)
@@ -446,7 +447,7 @@ class Federation:
 
 
 def _require_arguments(seed: object, source: object, behaviours: object) -> None:
-    """Refuse arguments of other types."""
+    """Refuse arguments of wrong types."""
     if not isinstance(seed, int):
         raise FieldError("seed", seed, "must be an integer")
     if source is not None and not isinstance(source, Source):

@@ -1,4 +1,4 @@
-"""Check clients' data before anything is trained: they must be alike, and fit the model and the loss."""
+"""Checks of clients' data before training: they must be alike, and fit the model and the loss."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,14 +23,16 @@ from fedveil.learning.objective import named, require_paired, shape_fix, void_la
 
 
 def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
-    """Say which clients hold the same examples, in any order: a promise for one of them does not count what the others release."""
+    """Describe which clients hold the same examples, in any order: a promise for one does not cover the others' releases."""
     found: dict[tuple[object, ...], list[int]] = {}
     for i, client in enumerate(clients):
         if client.examples > 1 and not isinstance(
             client.x, OnDemand
-        ):  # those are read a batch at a time
+        ):  # such examples are read one batch at a time
             x = torch.as_tensor(client.x)
-            extremes = (float(x.min()), float(x.max())) if x.numel() else ()  # in any order
+            extremes = (
+                (float(x.min()), float(x.max())) if x.numel() else ()
+            )  # equal for the same examples in any order
             found.setdefault((client.examples, *extremes), []).append(i)
     for candidates in found.values():
         same = _same_as_first([clients[i] for i in candidates])
@@ -45,7 +47,7 @@ def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
 
 
 def _same_as_first(clients: Sequence[ClientData]) -> list[int]:
-    """Places of those clients whose examples are the first one's in any order, its own among them."""
+    """Return the positions of the clients with the same examples as the first one, in any order, the first included."""
     first, places = clients[0], [0]
     sought: Counter[bytes] = Counter()
     for place, client in enumerate(clients[1:], start=1):
@@ -58,7 +60,7 @@ def _same_as_first(clients: Sequence[ClientData]) -> list[int]:
 
 
 def _counted(client: ClientData) -> Counter[bytes]:
-    """Return how often a client holds each of its examples, by the example's digest."""
+    """Count how often a client holds each of its examples, by the example's digest."""
     counts: Counter[bytes] = Counter()
     for x, y in zip(client.x.cpu(), client.y.cpu(), strict=True):
         digest = blake2b(x.contiguous().view(torch.uint8).numpy() if x.dim() else repr(x).encode())
@@ -68,12 +70,12 @@ def _counted(client: ClientData) -> Counter[bytes]:
 
 
 def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData]:
-    """Read everybody's data. A client whose examples differ in shape or kind is refused: it would fail in every round.
+    """Read all clients' data, and refuse a client whose examples differ in shape or kind, as it would always fail.
 
     Raises
     ------
     FieldError
-        If nobody has an example; naming the first client that differs from the first one with examples.
+        If no client has an example, or a client differs from the first one with examples; the text names it.
     """
     require_a(
         "clients",
@@ -102,7 +104,7 @@ def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData
 
 
 def _require_same_columns(given: Sequence[ClientData | Sequence[Any]]) -> None:
-    """Refuse tables whose columns differ, in name or order."""
+    """Refuse tables whose columns differ in name or order."""
     first: tuple[int, tuple[str, ...]] | None = None
     for i, client in enumerate(given):
         columns = columns_of(client[0]) if isinstance(client, Sequence) else None
@@ -128,23 +130,23 @@ def _kind(value: Tensor) -> str:
 
 
 def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> None:
-    """Try two examples on the model and the loss, and refuse what does not fit before anything is trained.
+    """Try two examples on the model and the loss, and refuse a mismatch before training.
 
     Raises
     ------
     FieldError
-        Saying how to change x or y, where that can be seen.
+        For a mismatch; the text tells how to change x or y if that is known.
     """
     found = _first_with_examples(clients)
     if found is None:
         return
     i, client = found
     inputs = Inputs.of(module)
-    x, y = client.x[:2].clone(), client.y[:2]  # a model that writes into its input moves no data
+    x, y = client.x[:2].clone(), client.y[:2]  # a copy, as a model may write into its input
     with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             answer = module(inputs(x))
-        except Exception as error:  # the model is the user's
+        except Exception as error:  # the model is the user's code
             raise _input_refusal(error, module, x, i) from error
         output = outputs_of(answer)
         if base_name(loss) == "cross_entropy":
@@ -163,7 +165,7 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
 
 
 def _input_refusal(error: Exception, module: nn.Module, x: Tensor, i: int) -> FieldError:
-    """Say why the model cannot take a client's examples, and what would probably help."""
+    """Return the refusal of a client's examples by the model, with a probable fix."""
     if "not tuple" in str(error):
         accepted = "a layer such as nn.GRU answers with a tuple, and the next one takes a tensor: in a forward method "
         accepted += "of yours, write out, _ = self.gru(x)"
@@ -177,7 +179,7 @@ def _input_refusal(error: Exception, module: nn.Module, x: Tensor, i: int) -> Fi
 
 
 def _require_classes(output: Tensor, y: Tensor, clients: Sequence[ClientData], i: int) -> None:
-    """Refuse one-hot labels, and classes that the model has no output for; warn of a softmax at its end."""
+    """Refuse one-hot labels and classes without an output of the model; warn of a softmax at the model's end."""
     if _one_hot(y) and y.shape == output.shape:
         raise FieldError(
             f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)"
@@ -200,7 +202,7 @@ def _require_classes(output: Tensor, y: Tensor, clients: Sequence[ClientData], i
 def _require_no_negative(
     clients: Sequence[ClientData], loss: str | LossFunction, output: Tensor
 ) -> None:
-    """Refuse negative classes that the loss does not pass over."""
+    """Refuse negative classes that the loss does not ignore."""
     for j, held in enumerate(clients):
         negative = held.y[(held.y < 0) & ~void_labels(loss, held.y, output.shape)]
         if len(negative):
@@ -210,7 +212,7 @@ def _require_no_negative(
 
 
 def _unlike_any_side(output: Tensor, y: Tensor) -> int:
-    """Return a number of rows that is the length of no other axis."""
+    """Return a number of rows that differs from the length of every other axis."""
     sides = (*output.shape[1:], *y.shape[1:])
     return next(count for count in (2, 3, 5, 7, 11, 13, 17, 19, 23) if count not in sides)
 
@@ -218,7 +220,7 @@ def _unlike_any_side(output: Tensor, y: Tensor) -> int:
 def _loss_refusal(
     error: Exception, loss: str | LossFunction, output: Tensor, y: Tensor, i: int
 ) -> FieldError:
-    """Say why the loss cannot compare a client's labels with outputs, and what would probably help."""
+    """Return the refusal of a client's labels by the loss, with a probable fix."""
     name = named(loss)
     if "positional argument" in str(error):
         return FieldError("loss", name, f"{error}; write a function loss(outputs, y)")
@@ -238,12 +240,12 @@ def _loss_refusal(
 def require_pairs(
     module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction
 ) -> None:
-    """Refuse targets that the loss would compare with the outputs of other examples; values of data are not used.
+    """Refuse targets that the loss would compare with other examples' outputs; values of data are not used.
 
     Raises
     ------
     FieldError
-        With both shapes; see `require_paired`.
+        For such targets; the text gives both shapes, see `require_paired`.
     """
     for i, client in enumerate(clients):
         shape = _outputs_on_made_up(module, client) if isinstance(client, ClientData) else None
@@ -252,7 +254,7 @@ def require_pairs(
 
 
 def _outputs_on_made_up(module: nn.Module, like: ClientData) -> Sequence[int] | None:
-    """Return the shape of a model's outputs on two made-up examples of a client's shape; None if it takes none."""
+    """Return the shape of a model's outputs on two made-up examples of a client's shape; None if it accepts none."""
     inputs = Inputs.of(module)
     for x, _ in probes(like.x, 2):
         with (
@@ -268,7 +270,7 @@ def _outputs_on_made_up(module: nn.Module, like: ClientData) -> Sequence[int] | 
 def task_for(
     module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction
 ) -> TaskKind:
-    """Say what the clients' labels are to the loss, seen from the shape of a model's outputs."""
+    """Return the kind of task of the clients' labels under the loss, from the shape of a model's outputs."""
     found = _first_with_examples(clients)
     like = clients[0] if found is None else found[1]
     return task_of(like.y, loss, _outputs_on_made_up(module, like))
@@ -279,7 +281,7 @@ def _one_hot(y: Tensor) -> bool:
 
 
 def _input_hint(x: Tensor, module: nn.Module) -> str:
-    """Say what would probably fit."""
+    """Return a hint at inputs that would probably fit."""
     convolution = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if convolution is not None and x.dim() == 3:
         return "; images are [N, channels, height, width]: x[:, None]"

@@ -1,4 +1,4 @@
-"""Records of a run in memory, and the totals of its ledgers, under every engine."""
+"""Records of a run in memory, and the totals of its ledgers, for every engine."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Best:
-    """The models with the least validation loss so far, and what came after them.
+    """Models with the least validation loss so far, and the number of validations since.
 
     Attributes
     ----------
     loss : float
-        As released.
+        Released loss.
     round : int
-        Whose models they are; 0 before the first validation.
+        Round of these models; 0 before the first validation.
     waited : int
-        Validations since then.
+        Number of validations since then.
     models : Tensor, optional
-        [k, d].
+        [k, d], models of that round.
     """
 
     loss: float = inf
@@ -42,31 +42,30 @@ class Best:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One finished round.
+    """Record of one finished round.
 
     Attributes
     ----------
     round : Round
-        Who took part, and the server's figures.
+        Clients that took part, and the server's figures.
     metrics : dict of str to float, optional
-        Figures of the new models on all clients' held-out examples, pooled, by name: every example counts the same.
-        Where clients keep statistics of their own, each one's examples are answered by the model with these, so that
-        the figure is a mean over clients and no single model's. Measured by the experimenter in one process: in a
-        deployment these figures would be releases.
+        Metrics of the new models on all clients' held-out examples, pooled with equal weights, by name. If clients keep
+        their own statistics, the model uses them for each client's examples. The metric is then a mean over clients,
+        not of one model. The experimenter measures them in one process; in a deployment they would be releases.
     client_metrics : list of dict
-        The same, client by client.
+        Same metrics for each client.
     client_scales : dict of int to tuple of float
         Scale of each client's own noise (local trust); the experimenter's view.
     seconds : float
         Wall-clock time of the round, evaluation included.
     published : dict of str to float
-        The aggregated metrics that clients were shown; empty unless publishing is on.
+        Metrics that were published to the clients; empty unless publishing is on.
     figures : dict of str to float
-        What the run's probes measured.
+        Figures of the run's probes.
     zeroed : dict of int to str
-        Clients of which something failed under local trust, with the reason; the experimenter's view.
+        Clients that failed under local trust, with the reason; the experimenter's view.
     validation : float, optional
-        The validation clients' loss, as released; None where none was due.
+        Released loss of the validation clients; None if the round was not validated.
 
     Examples
     --------
@@ -94,25 +93,26 @@ class History:
     Attributes
     ----------
     rounds : list of RoundRecord
-        In order.
+        Records of the rounds, in order.
     models : Tensor
-        [k, d], the last broadcast.
+        [k, d], models of the last broadcast.
     state_dicts : list of dict
-        The same as named parameters, the frozen ones among them: ``model.load_state_dict(history.state_dicts[0])``.
-        Running statistics that clients keep stand in their ``buffers``: ``{**state, **federation.clients[0].buffers}``.
+        Same models as named parameters, frozen ones included: ``model.load_state_dict(history.state_dicts[0])``.
+        Running statistics that clients keep are in their ``buffers``: ``{**state, **federation.clients[0].buffers}``.
     guarantee : Guarantee
-        Total of the trusted server, or of the client that spent most (local trust).
+        Total of the server under central trust, else of the client that spent most.
     guarantees : dict of str to Guarantee
-        Total of every party that released something.
+        Total of every party that made a release.
     stopped : str
-        Why the run ended early, or "".
+        Reason why the run ended early, or "".
     source : str
-        ``"secure"``, or ``"reproducible, not for deployment"``: whoever knows the seed can take the noise off.
+        ``"secure"``, or ``"reproducible, not for deployment"``. With the latter, anybody who knows the seed can remove
+        the noise.
     best : Best, optional
-        The models with the least validation loss, where there are validation clients.
+        Models with the least validation loss, if there are validation clients.
     validation : Guarantee, optional
-        What is promised to validation clients that released losses themselves: the total of the one that spent most,
-        or none. It stands beside `guarantee`, which is that of those who train.
+        Promise to validation clients that released losses themselves: the total of the one that spent most, or None.
+        `guarantee` covers only the clients that train.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class History:
 
     @property
     def metrics(self) -> Figures:
-        """Pooled metrics after the last round; empty where nothing was measured, and a figure asked of it says why."""
+        """Pooled metrics after the last round; empty if none were measured, and a missing name then raises the reason."""
         if not self.rounds:
             return Measured({}, self.stopped or "no round ran")
         return Measured(
@@ -151,19 +151,19 @@ class History:
 
 
 class Measured(dict[str, float]):
-    """Figures by name, and why one may be missing."""
+    """Figures by name; a missing name raises the reason."""
 
     def __init__(self, figures: Figures, why: str) -> None:
         super().__init__(figures)
         self.why = why
 
     def __missing__(self, name: str) -> float:
-        """Refuse a figure that was not measured."""
+        """Refuse a figure that was not measured, with the reason."""
         raise FieldError(f"metrics[{name!r}]", None, nearest(name, self) if self else self.why)
 
 
 def total_of(ledger: Ledger) -> Guarantee:
-    """Add up all releases of a party: the sum of the worst cases, or the declared budget if that is less."""
+    """Return the total of a party's releases: the sum of the worst cases, or the declared budget if that is less."""
     spends = [entry.spend for entry in ledger.entries]
     worst = total(spend.guarantee for spend in spends)
     doubts = [
@@ -179,11 +179,11 @@ def total_of(ledger: Ledger) -> Guarantee:
 
 
 def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
-    """Return what holds for all of them: the one that promises least, on everybody's conditions.
+    """Return a guarantee that holds for all parties: the weakest one, under the conditions of all.
 
-    Least is nothing proven, else the largest parameter, widened to what the others' releases tell at a distance. Proven
-    ones of several kinds, units, relations or trusts have no common parameter to compare: nothing is then said to hold
-    for all. None of none.
+    The weakest is one without a proof, else the one with the largest parameter, widened to cover the others at a
+    distance. Proven guarantees of different kinds, units, relations or trusts cannot be compared; then no promise is
+    stated for all. Without guarantees the result is None.
     """
     every = list(guarantees)
     if not every:
@@ -202,7 +202,7 @@ def _badness(guarantee: Guarantee) -> tuple[bool, float]:
 
 
 def _for_all(worst: Guarantee, every: Sequence[Guarantee]) -> Guarantee:
-    """Widen a proven guarantee to all of them, or say that they cannot be compared."""
+    """Widen a proven guarantee so that it covers all of them, or state that they cannot be compared."""
     kinds = {(type(one.bound), one.unit, one.relation, one.trust, one.group) for one in every}
     if len(kinds) > 1:
         reason = "the parties' promises are of several kinds, of which none holds for all: see the ledger of each"
@@ -216,19 +216,19 @@ def _for_all(worst: Guarantee, every: Sequence[Guarantee]) -> Guarantee:
 
 
 def _once(values: Iterable[T]) -> list[T]:
-    """Each value once, in order."""
+    """Return each value once, in order."""
     return list(dict.fromkeys(values))
 
 
 class Totals(NamedTuple):
-    """Promise of all releases of a run together.
+    """Totals of all parties of a run.
 
     Attributes
     ----------
     clients, validators : dict of str to Guarantee
-        Of clients that protect themselves, and of validation clients, where they released something.
+        Totals of clients that protect themselves, and of validation clients, if they made releases.
     worst : Guarantee
-        What counts: the trusted server's total, or what holds for every client.
+        Promise of the run: the server's total under central trust, or the promise that holds for every client.
     """
 
     clients: dict[str, Guarantee]
@@ -237,17 +237,17 @@ class Totals(NamedTuple):
 
     @property
     def validation(self) -> Guarantee | None:
-        """Promise that holds for every validation client; None where none released a loss itself."""
+        """Promise that holds for every validation client; None if no client released a loss itself."""
         return worst_of(self.validators.values())
 
 
 def totals_of(trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()) -> Totals:
-    """Add up everybody's releases; `on` are conditions of a run's configuration, which no ledger knows."""
+    """Return the totals of all parties; `on` are conditions of the run's configuration, which no ledger has."""
     clients: dict[str, Guarantee] = {}
     validators: dict[str, Guarantee] = {}
     server = unprotected()
     for party, book in books.items():
-        # a participation that is only counted, under central trust, promises nothing and takes nothing away
+        # under central trust a counted participation promises nothing and costs nothing
         if all(entry.source == "none" for entry in book.entries):
             continue
         promise = total_of(book)
@@ -265,7 +265,7 @@ def totals_of(trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()) -
 
 
 def publishable(single: Sequence[Figures]) -> tuple[tuple[str, ...], Tensor, Tensor]:
-    """Return clients' metrics as `ServerParty.publish` takes them.
+    """Return clients' metrics as arguments of `ServerParty.publish`.
 
     Returns
     -------

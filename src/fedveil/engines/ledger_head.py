@@ -1,13 +1,13 @@
-"""The head of a lifetime ledger: how many lines it has and their checksum, under a key, in a second place.
+"""Head of a lifetime ledger: its number of lines and their checksum, under a key, in a second place.
 
-A ledger proves that none of its lines was edited, and cannot prove that none is missing at its end: an older copy is
-whole. Its head can. It lies in a folder that the operator names, on another disk at best, and the order is line, head,
-release: whatever left is in both. A ledger that lacks what its head knows, or goes on where its head does not, was put
-back or edited.
+A ledger proves that no line was edited, but not that no line is missing at its end, as an older copy looks complete.
+Its head proves that. The operator chooses the head's folder, preferably on another disk. The order is line, head,
+release, so every release is in both. If a ledger lacks a line that its head knows, or has other lines, it was edited or
+replaced by an older copy.
 
-A line that opens an entry may be missing in the head, as a crash between the two leaves it: it only adds to what was
-spent. Every other line is announced in the head before it is written, so that a crash is told from an edit. Both places
-put back together agree, and whoever holds ledger, head and key can forge them.
+After a crash between the two, a line that opens an entry may be missing in the head; such a line only adds a cost.
+Every other line is announced in the head before it is written, which distinguishes a crash from an edit. If both places
+are replaced by older copies together, they agree; and anybody who holds ledger, head and key can forge them.
 """
 
 import hmac
@@ -27,21 +27,20 @@ from fedveil.reading import json_of
 
 @dataclass(frozen=True)
 class Head:
-    """Knowledge of a ledger in the second place.
+    """Content of a ledger's head.
 
     Attributes
     ----------
     dataset, ledger : str
-        The data set's name, and SHA-256 of the ledger's first line.
+        Name of the data set, and SHA-256 of the ledger's first line.
     count : int
-        Lines after the first that the ledger has at the least.
+        Least number of lines that the ledger has after the first.
     checksum : str
-        Of the last of them; of the first line's chain where there is none.
+        Checksum of the last of these lines, or of the first line if there is none.
     announced : str
-        The checksum of the line that is being written, the ledger that is taking this one's place (`following`), or an
-        empty one.
+        Checksum of the line that is being written, or the ledger that is replacing this one (`following`), or "".
     by, begun : str
-        Who made the head, and why; when.
+        Author of the head with the reason, and the date.
     """
 
     dataset: str
@@ -53,21 +52,21 @@ class Head:
     begun: str = ""
 
     def extended(self, lines: Sequence[str], first: str, before: int = 0) -> "Head":
-        """Make the head of a ledger that agrees with this one, from its further lines.
+        """Return the head after further lines of a ledger that agrees with this head.
 
         Parameters
         ----------
         lines : sequence of str
-            All but the first `before`, which this head knows.
+            Lines after the first `before` ones, which this head knows.
         first : str
-            Checksum of the line before them.
+            Checksum of the line before these.
         before : int
             Number of lines that are left out.
 
         Raises
         ------
         LedgerError
-            If the ledger lacks a line that the head knows, or has one that neither opens an entry nor was announced.
+            If the ledger lacks a line that the head knows, or has a line that was not announced and opens no entry.
         """
         known = self.count - before
         if known > len(lines) or _last_checksum(lines[:known], first) != self.checksum:
@@ -95,20 +94,20 @@ class Head:
 
 
 class SecondPlace:
-    """The folder that holds the head of a data set's ledger, and its key.
+    """Folder with the head of a data set's ledger, and its key.
 
     Parameters
     ----------
     folder : str or Path
-        Named by the operator; not the ledger's own.
+        Folder that the operator chose; not the ledger's own.
     dataset : str
-        Names the files, ``<dataset>.head``, ``<dataset>.key`` and ``<dataset>.sums``; the key's is locked while the
-        ledger is in use, so that copies of a ledger cannot be used at the same time.
+        Name of the files ``<dataset>.head``, ``<dataset>.key`` and ``<dataset>.sums``. The key file is locked while the
+        ledger is in use, so that two copies of a ledger cannot be used at once.
 
     Attributes
     ----------
     key_file, sums_file : Path
-        The latter two.
+        Paths of the last two files.
     """
 
     def __init__(self, folder: str | Path, dataset: str) -> None:
@@ -122,7 +121,7 @@ class SecondPlace:
         Raises
         ------
         FieldError
-            If nobody is named who makes it, or there is one: another ledger of the data set would be another budget.
+            If `by` is empty, or there is a head already: a second ledger of the data set would be a second budget.
         """
         if not by.strip():
             raise FieldError("by", by, "must say who begins the ledger, or makes its head, and why")
@@ -136,23 +135,26 @@ class SecondPlace:
             begun = datetime.now(UTC).isoformat(timespec="seconds")
             self.write(Head(self._dataset, ledger, count, checksum, by, "", begun))
         except OSError:
-            for file in (self.file, self.key_file):  # a head of no ledger would refuse the next
+            for file in (
+                self.file,
+                self.key_file,
+            ):  # a head without a ledger would refuse the next one
                 file.unlink(missing_ok=True)
             raise
 
     def locked(self) -> LockedFile:
-        """Return the key's file, to be held while the ledger, or a copy of it, is in use.
+        """Return the locked key file, to be held while the ledger or a copy of it is in use.
 
         Raises
         ------
         LedgerError
-            If there is none.
+            If there is no key file.
         """
         self._require_key()
         return LockedFile(self.key_file)
 
     def look(self, ledger: str) -> Head:
-        """Read the head of a ledger, without a lock."""
+        """Read the head of a ledger without a lock."""
         self._require_key()
         try:
             with self.key_file.open("rb") as file:
@@ -175,7 +177,7 @@ class SecondPlace:
         Raises
         ------
         LedgerError
-            If there is none in it, or others can read it.
+            If the file has no key, or others can read it.
         """
         os.lseek(handle, 0, os.SEEK_SET)
         self._key = os.read(handle, 4096).strip()
@@ -191,7 +193,7 @@ class SecondPlace:
         Raises
         ------
         LedgerError
-            If it is not there, was edited, or is another ledger's.
+            If the head is missing, was edited, or belongs to another ledger.
         """
         try:
             values = json_of(self.file.read_bytes())
@@ -220,7 +222,7 @@ class SecondPlace:
         return head
 
     def write(self, head: Head) -> None:
-        """Replace the head at once, on the disk when this returns."""
+        """Replace the head atomically; it is on the disk when this returns."""
         text = json.dumps({**asdict(head), "mac": self._mac(head)}) + "\n"
         write_atomic(self.file, text.encode())
 
@@ -229,22 +231,22 @@ class SecondPlace:
         return self.mark(text.encode()).decode()
 
     def mark(self, text: bytes) -> bytes:
-        """Compute the code of a text under the key, 64 hexadecimal digits."""
+        """Return the authentication code of a text under the key, 64 hexadecimal digits."""
         return hmac.new(self._key, text, "sha256").hexdigest().encode()
 
 
 def following(ledger: str, checksum: str) -> str:
-    """Return what a head announces while another ledger, whose chain begins so, takes the place of its own."""
+    """Return the announcement in a head that another ledger, whose chain begins with this checksum, replaces its own."""
     return f"next {ledger} {checksum}"
 
 
 def _last_checksum(lines: Sequence[str], first: str) -> str:
-    """Return what chains the next line to these; `first` where there are none."""
+    """Return the checksum that the next line after these continues; `first` if there are none."""
     return checksum_of(lines[-1]) if lines else first
 
 
 def opens(line: str) -> bool:
-    """Whether a line is an intent, which only adds to what was spent."""
+    """Whether a line is an intent, which only adds a cost."""
     return bool(json_of(line).get("digest") == OPEN)
 
 

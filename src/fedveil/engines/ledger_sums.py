@@ -1,9 +1,9 @@
-"""What a lifetime ledger's first lines cost, kept beside its head: opening one does not read years again.
+"""Sums of a lifetime ledger's first lines, kept beside its head, so that opening a ledger does not read them again.
 
-The file ``<dataset>.sums`` holds the costs of the first lines, and where each run's lines lie, under the key of the
-ledger's head. A ledger that is opened takes these costs, and reads the lines of its own run and those that came since.
-An edit in the lines that are not read changes no cost; `fedveil ledger show` reads them all. Sums that are missing,
-damaged or of another ledger are made anew from all lines.
+The file ``<dataset>.sums`` holds the costs of the first lines and the position of each run's lines, under the key of
+the ledger's head. Opening a ledger takes these costs, and reads only the lines of its own run and those after the sums.
+An edit in other lines changes no cost; `fedveil ledger show` reads all lines. Sums that are missing, damaged or of
+another ledger are computed again from all lines.
 """
 
 import hmac
@@ -21,15 +21,13 @@ from fedveil.errors import LedgerError
 from fedveil.files import LockedFile, write_atomic
 from fedveil.reading import json_of
 
-UNSUMMED = (
-    256  # lines after which sums are made anew: reading so many takes a few hundredths of a second
-)
-_LINE = b"fedveil ledger sums\n"  # no head is authenticated below it
+UNSUMMED = 256  # lines after which the sums are computed again; reading this many takes a few hundredths of a second
+_LINE = b"fedveil ledger sums\n"  # no head begins with this line, so a code of one is never valid for the other
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Lines of one run that follow each other: their first and last byte, and the checksum of the last line."""
+    """Consecutive lines of one run: their first and last byte, and the checksum of the last line."""
 
     start: int
     end: int
@@ -45,15 +43,15 @@ class Sums:
     ledger : str
         SHA-256 of the ledger's first line.
     count, size, checksum : int, int, str
-        Lines after the first one; bytes up to their end; the last one's checksum.
+        Number of lines after the first one, bytes up to their end, and checksum of the last one.
     budget : dict, optional
-        As the ledger declares it.
+        Budget that the ledger declares.
     carried : tuple of (int, Entry)
-        Costs of all runs.
+        Costs of all runs, each with the number of times it was paid.
     asked : Counter of str
-        Purposes of the questions of secure sums, by how many runs they were answered in.
+        Purposes of secure sums' questions, with the number of runs that answered each.
     runs : dict of str to list of Stretch
-        Where each run's lines lie.
+        Positions of each run's lines.
     """
 
     ledger: str
@@ -68,18 +66,18 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A ledger as a run sees it.
+    """Ledger opened for one run.
 
     Attributes
     ----------
     ledger : Ledger
-        With the entries of its run, and the costs of all others.
+        Ledger with the entries of its run, and the costs of all others.
     own, since : list of str
         Lines of the run before the sums, and all lines after them.
     torn : int
-        Bytes of a line at the end that was not written whole.
+        Bytes of an incomplete line at the end.
     sums : Sums
-        From which it was made.
+        Sums from which it was opened.
     """
 
     ledger: Ledger
@@ -89,17 +87,17 @@ class Opened:
     sums: Sums
 
     def extended(self, known: Head) -> Head:
-        """Make the head of the ledger from the one that is known.
+        """Return the head of the ledger, continued from the known one.
 
         Raises
         ------
         LedgerError
-            If the two do not agree.
+            If head and ledger do not agree.
         """
         return known.extended(self.since, self.sums.checksum, self.sums.count)
 
     def summed(self) -> Sums:
-        """Make the sums of all lines that there are."""
+        """Return the sums of all present lines."""
         runs = {run: list(stretches) for run, stretches in self.sums.runs.items()}
         place = self.sums.size
         for line in self.since:
@@ -133,13 +131,13 @@ def open_from(sums: Sums, file: LockedFile, run: str, dataset: str, first: str) 
     Parameters
     ----------
     sums : Sums
-        Of this ledger.
+        Sums of this ledger.
     file : LockedFile
-        The ledger's file.
+        File of the ledger.
     run, dataset : str
-        Whose lines are read whole; the ledger's data set.
+        Run whose lines are read completely, and data set of the ledger.
     first : str
-        The ledger's first line.
+        First line of the ledger.
 
     Raises
     ------
@@ -178,18 +176,18 @@ def open_from(sums: Sums, file: LockedFile, run: str, dataset: str, first: str) 
 
 
 def nothing_summed(ledger: str, dataset: str, first: str) -> Sums:
-    """Return the sums of no line: a ledger that is opened from them reads all."""
+    """Return empty sums; a ledger opened from them reads all lines."""
     size = len(first.encode()) + 1
     return Sums(ledger=ledger, size=size, checksum=Ledger("", dataset, first).checksum)
 
 
 def whole_lines(content: bytes, dataset: str) -> tuple[list[str], int]:
-    """Split a ledger's bytes into whole lines; also returns the bytes of one at the end that is not whole.
+    """Split a ledger's bytes into complete lines; also return the bytes of an incomplete line at the end.
 
     Raises
     ------
     LedgerError
-        If they are no text.
+        If the bytes are not text.
     """
     whole, end, torn = content.rpartition(b"\n")
     try:
@@ -199,7 +197,7 @@ def whole_lines(content: bytes, dataset: str) -> tuple[list[str], int]:
 
 
 def _runs_to_read(since: Sequence[str], sums: Sums) -> set[str]:
-    """Name the runs whose earlier lines the later ones go on: they close an intent, or follow an attempt."""
+    """Return the runs whose earlier lines are needed, because later lines close their intents or follow their attempts."""
     runs, begun = set(), set()
     for values in map(json_of, since):
         run = values.get("run")
@@ -217,7 +215,7 @@ def _in_order(sums: Sums, runs: Iterable[str]) -> Iterator[tuple[str, Stretch]]:
 
 
 def read_sums(place: SecondPlace, ledger: str) -> Sums | None:
-    """Read the sums of a ledger; None where there are none, or they are not whole, not this ledger's or forged."""
+    """Read the sums of a ledger; None if they are missing, incomplete, forged or another ledger's."""
     try:
         mark, text = place.sums_file.read_bytes().split(b"\n", 1)
         if not hmac.compare_digest(mark, place.mark(_LINE + text)):
@@ -240,7 +238,7 @@ def read_sums(place: SecondPlace, ledger: str) -> Sums | None:
 
 
 def write_sums(place: SecondPlace, sums: Sums) -> None:
-    """Replace the sums of a ledger at once."""
+    """Replace the sums of a ledger atomically."""
     runs = {
         run: [[one.start, one.end, one.checksum] for one in stretches]
         for run, stretches in sums.runs.items()

@@ -1,8 +1,8 @@
-"""Files that a node keeps: its policy, and the lifetime ledger of all releases from one data set.
+"""Files of a node: its policy, and the lifetime ledger of all releases from one data set.
 
-A budget that starts over with every run is no budget where others start the runs. The ledger is begun by whoever
-answers for the data (`begin_ledger`), and a missing one is never made on the way: it would be a new budget. Its first
-line says who began it; each further line is one intent or release, on the disk before anything is handed over.
+If others start the runs, a budget that starts over with every run limits nothing. So the person responsible for the
+data begins the ledger (`begin_ledger`); a missing one is never created on the way, as it would be a new budget. The
+first line names that person. Each further line is one intent or release, and is on the disk before anything leaves.
 """
 
 import hashlib
@@ -33,28 +33,28 @@ from fedveil.reading import json_of, toml_of
 def begin_ledger(
     folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None
 ) -> Path:
-    """Begin the lifetime ledger of a data set: an act of whoever answers for the data, and recorded as one.
+    """Begin the lifetime ledger of a data set; the person responsible for the data does this and is recorded.
 
     Parameters
     ----------
     folder : str or Path
-        Where it is to lie.
+        Folder of the ledger.
     dataset : str or int
-        Names the data set; of a Flower node without a name, its partition.
+        Name of the data set; the partition for a Flower node without a name.
     by : str
-        Who begins it, and why.
+        Name of the person who begins it, and the reason.
     head : str or Path
-        The second place: another folder, on another disk at best, for the ledger's head and its key.
+        Second place: another folder, preferably on another disk, for the ledger's head and its key.
 
     Returns
     -------
     Path
-        Of the file.
+        Path of the ledger's file.
 
     Raises
     ------
     FieldError
-        If there is one already, or a head of one: it is not replaced.
+        If the ledger or its head exists already; neither is replaced.
     """
     path = path_of(folder, dataset)
     place = second_place(head, path, "begin_ledger(..., head=FOLDER)")
@@ -81,21 +81,21 @@ def begin_ledger(
 def make_head(
     folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None
 ) -> Head:
-    """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
+    """Make the head of a ledger without one, such as a ledger of an earlier version or with a lost second place.
 
-    What lies in the ledger is taken as it is: whoever makes its head vouches that nothing is missing at its end.
+    The ledger is accepted as it is: the person who makes its head guarantees that no line is missing at its end.
 
     Parameters
     ----------
     folder, dataset, head
         As for `begin_ledger`.
     by : str
-        Who makes it, and why.
+        Name of the person who makes it, and the reason.
 
     Raises
     ------
     FieldError
-        If there is a head in that place, or no ledger.
+        If there is a head in that place already, or no ledger.
     LedgerError
         If the ledger was edited, or is in use.
     """
@@ -109,19 +109,19 @@ def make_head(
 
 
 class LifetimeLedger:
-    """The lifetime ledger of a data set, open for one run; a context manager, which one process at a time can enter.
+    """Lifetime ledger of a data set, open for one run; a context manager that one process at a time can enter.
 
     Parameters
     ----------
     folder, dataset, head
         As for `begin_ledger`.
     run : str
-        Names the run in every line.
+        Name of the run in every line.
 
     Attributes
     ----------
     ledger : Ledger
-        As it was left; within the context.
+        Ledger as it was saved; available within the context.
     """
 
     def __init__(
@@ -138,14 +138,15 @@ class LifetimeLedger:
         self._stack = ExitStack()
 
     def __enter__(self) -> "LifetimeLedger":
-        """Lock and read it.
+        """Lock and read the ledger.
 
         Raises
         ------
         FieldError
             If there is no ledger.
         LedgerError
-            If another process holds it, it is not this data set's, a line was edited, or its head knows of others.
+            If another process holds the ledger, it belongs to another data set, a line was edited, or its head knows
+            other lines.
         """
         with ExitStack() as stack:
             self._file = stack.enter_context(locked_ledger(self.path))
@@ -155,7 +156,7 @@ class LifetimeLedger:
             opened = self._opened_from(self._file, first, known)
             self.ledger = opened.ledger
             self._head = opened.extended(known)
-            self._file.cut(opened.torn)  # never written whole, so its release never left
+            self._file.cut(opened.torn)  # an incomplete line, whose release never left
             if self._head != known:
                 self._place.write(self._head)
             if len(opened.since) > UNSUMMED:
@@ -165,7 +166,7 @@ class LifetimeLedger:
         return self
 
     def _opened_from(self, file: LockedFile, first: str, known: Head) -> Opened:
-        """Open the ledger from its sums; from all its lines where there are none, or they do not go with it."""
+        """Open the ledger from its sums, or from all its lines if there are no matching sums."""
         none = nothing_summed(known.ledger, self._dataset, first)
         sums = read_sums(self._place, known.ledger) or none
         if sums.count <= known.count:
@@ -177,23 +178,23 @@ class LifetimeLedger:
         return open_from(none, file, self._run, self._dataset, first)
 
     def __exit__(self, *error: object) -> None:
-        """Let other processes in."""
+        """Unlock the ledger."""
         self._stack.close()
 
     def require(self, *lines: str) -> None:
-        """Refuse a file that was put back to before lines that the node remembers."""
+        """Refuse a file that was replaced by a copy older than lines that the node remembers."""
         if not self._lines.issuperset(lines):
             raise LedgerError(f"{self.path} lacks a line that this run recorded: restore it")
 
     def store(self, line: str) -> None:
-        """Make a line durable, and then its head; a failed write leaves the file as it was.
+        """Make a line durable, and then the head; a failed write leaves the file unchanged.
 
         Raises
         ------
         LedgerError
             If the file is no longer the one that was locked.
         OSError
-            If either cannot be written.
+            If line or head cannot be written.
         """
         assert self._head is not None, "within the context"
         assert self._file is not None
@@ -207,28 +208,28 @@ class LifetimeLedger:
 
 
 def read_ledger(path: Path) -> tuple[Ledger, list[str], int]:
-    """A lifetime ledger as it lies there, without a lock and without touching it.
+    """Read a lifetime ledger without a lock, leaving it unchanged.
 
     Returns
     -------
     tuple
-        The ledger, seen from no run; its lines after the first; bytes of a line at the end that was not written whole.
+        Ledger opened for no run; its lines after the first; bytes of an incomplete line at the end.
 
     Raises
     ------
     LedgerError
-        If the file is no lifetime ledger, or was edited.
+        If the file is not a lifetime ledger, or was edited.
     """
     return parsed(path, path.read_bytes(), "")
 
 
 def ledger_id(folder: str | Path, dataset: str | int) -> str:
-    """The id of a data set's lifetime ledger.
+    """Return the id of a data set's lifetime ledger.
 
     Raises
     ------
     LedgerError, FieldError
-        If there is none.
+        If there is no ledger.
     """
     try:
         with path_of(folder, dataset).open(encoding="utf-8") as file:
@@ -240,12 +241,12 @@ def ledger_id(folder: str | Path, dataset: str | int) -> str:
 
 
 def read_head(path: Path, head: str | Path) -> Head:
-    """Read a ledger's head, without touching either.
+    """Read a ledger's head, leaving both unchanged.
 
     Raises
     ------
     LedgerError
-        If there is no head, or the ledger and it do not agree.
+        If there is no head, or head and ledger do not agree.
     """
     ledger, lines, _ = read_ledger(path)
     line = second_place(head, path, "--head FOLDER").look(id_of(ledger.head or ""))
@@ -254,13 +255,13 @@ def read_head(path: Path, head: str | Path) -> Head:
 
 
 def read_policy(policy: Policy | str | Path | None) -> Policy | None:
-    """A policy, or the one that a TOML file holds.
+    """Return a policy as it is, or read it from a TOML file.
 
     Raises
     ------
     FieldError
-        If the file cannot be read, says what no policy can, or names a method that is not there: a misspelt one would
-        refuse what was meant to be allowed.
+        If the file cannot be read, has an invalid value, or names an unknown method. (A misspelt method would refuse
+        what was meant to be allowed.)
     """
     if isinstance(policy, str | Path):
         try:
@@ -272,7 +273,7 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
         policy = Policy.from_dict(values)
     classes = {
         side.__name__ for s in METHODS.values() for side in (s.client, s.server)
-    }  # name a method made of one
+    }  # such methods are named after the module that made them
     for name in (policy.methods or ()) if policy is not None else ():
         if name not in classes:
             require_method("policy.methods", name)
@@ -280,12 +281,12 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
 
 
 def begins_with(ledger: Ledger) -> str:
-    """Return the checksum that the first line of a lifetime ledger begins its chain with."""
+    """Return the checksum with which the first line of a lifetime ledger begins its chain."""
     return Ledger("", ledger.party, ledger.head).checksum
 
 
 def locked_ledger(path: Path) -> LockedFile:
-    """The file of a ledger, which is there."""
+    """Return the file of an existing ledger, to be locked."""
     if not path.exists():
         call = f"begin_ledger({str(path.parent)!r}, {path.stem!r}, by=..., head=...)"
         fix = f"begin it, once: fedveil.engines.lifetime.{call}"
@@ -296,7 +297,7 @@ def locked_ledger(path: Path) -> LockedFile:
 
 
 def parsed(path: Path, content: bytes, run: str) -> tuple[Ledger, list[str], int]:
-    """Read a lifetime ledger's bytes, as `read_ledger` does, as a run sees it."""
+    """Read a lifetime ledger from bytes, like `read_ledger`, opened for a run."""
     line, end, rest = content.partition(b"\n")
     first = _first_line(path, line + end)
     lines, torn = whole_lines(rest, path.stem)
@@ -309,7 +310,7 @@ def _first_line(path: Path, line: bytes) -> str:
     Raises
     ------
     LedgerError
-        If it is not whole, or of another data set.
+        If the line is incomplete, or of another data set.
     """
     try:
         first = line.decode()
@@ -321,7 +322,7 @@ def _first_line(path: Path, line: bytes) -> str:
 
 
 def id_of(first: str) -> str:
-    """The id of a ledger: a digest of its first line."""
+    """Return the id of a ledger: a digest of its first line."""
     return hashlib.sha256(first.encode()).hexdigest()
 
 
@@ -334,7 +335,7 @@ def path_of(folder: str | Path, dataset: str | int) -> Path:
 
 
 def require_head(head: str | Path | None, where: str) -> Path:
-    """Return the folder of a ledger's head, refusing that there is none; `where` says where to name it."""
+    """Return the folder of a ledger's head; refuse a missing one, and tell by `where` where to name it."""
     if head is None:
         accepted = f"name the folder of the ledger's head, without which an older copy would pass for it: {where}"
         raise FieldError("head", None, accepted)
@@ -342,7 +343,7 @@ def require_head(head: str | Path | None, where: str) -> Path:
 
 
 def second_place(given: str | Path | None, path: Path, where: str) -> SecondPlace:
-    """Return the second place of a ledger, refusing none and the ledger's own folder."""
+    """Return the second place of a ledger; refuse a missing one, or the ledger's own folder."""
     head = require_head(given, where)
     if head.resolve() in (path.parent.resolve(), path.resolve().parent):
         raise FieldError(

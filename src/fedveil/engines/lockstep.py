@@ -1,7 +1,7 @@
-"""Many federations side by side: each round, all their clients are trained in one call of the trainer.
+"""Several federations in parallel: in each round, all their clients are trained by one call of the trainer.
 
-Every federation keeps its own parties, ledgers, noise and seeds, and ends in the bits in which it would end alone
-(with a trainer whose results do not depend on who else is trained).
+Every federation keeps its own parties, ledgers, noise and seeds. Its result has the same bits as alone, if the
+trainer's result for a client does not depend on other clients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,23 +13,23 @@ from fedveil.learning.learner import Task
 
 
 class Lockstep:
-    """Drive federations round by round.
+    """Driver of several federations, round by round.
 
     Parameters
     ----------
     federations : sequence of Federation
-        Fresh or restored, all with the same learner.
+        Fresh or restored federations with the same learner.
 
     Attributes
     ----------
     stopped : dict of int to str
-        Federations that ended early, by their position: a spent budget, a round without a usable reply, no better
-        validation loss.
+        Reason for each federation that ended early, by position: a spent budget, a round without a usable reply, or no
+        better validation loss.
 
     Raises
     ------
     FieldError
-        If the learners differ: then nothing could be trained together.
+        If the learners differ, as clients could then not be trained together.
     """
 
     def __init__(self, federations: Sequence[Federation]) -> None:
@@ -42,7 +42,7 @@ class Lockstep:
         self.stopped: dict[int, str] = {}
 
     def rounds(self, rounds: int) -> Iterator[dict[int, RoundRecord]]:
-        """Do one round of every federation after another, up to `rounds` in all; yields those that finished it."""
+        """Do one round of every federation after another, up to `rounds` in total; yield the records of each round."""
         rounds = require_rounds("rounds", rounds)
         while True:
             going = self._going(rounds)
@@ -57,7 +57,7 @@ class Lockstep:
             yield played
 
     def _going(self, rounds: int) -> list[int]:
-        """Return those that go on, and note why others do not."""
+        """Return the federations that continue, and record why others do not."""
         going = []
         for i, federation in enumerate(self.federations):
             if federation.stopped:
@@ -67,7 +67,7 @@ class Lockstep:
         return going
 
     def _asked(self, going: Sequence[int], rounds: int) -> Sequence[int]:
-        """Ask the cohorts of all that go on, and train them together."""
+        """Ask the cohorts of all continuing federations, and train them together."""
         begun: dict[int, Task] = {}
         for i in going:
             try:

@@ -1,11 +1,10 @@
-"""Malicious clients: a behaviour wraps a client, whose training and protection stay as they are.
+"""Malicious clients: a behaviour wraps a client, whose training and protection stay unchanged.
 
-A behaviour belongs to a partition: ``Federation(..., behaviours={3: LabelFlip(...)})``. In each round it is handed its
-client's data before training, and its `Turn` after training. What it answers goes the honest way: the client's
-method still protects it, as on a node whose data or training code is compromised and whose privacy mod is not. With
-`bypass` the whole client is the adversary's: what it answers arrives at the server as it is, and no ledger or budget
-of such a client says anything. A label flip overrides `data`; a crafted vector overrides `model` and returns
-``turn.start + vector``.
+A behaviour belongs to a partition: ``Federation(..., behaviours={3: LabelFlip(...)})``. In each round it gets its
+client's data before training, and its `Turn` after training. The client's method still protects its answer, as on a
+node with compromised data or training code but an intact privacy mod. With `bypass` the whole client is malicious: the
+server gets its answer unprotected, and the client's ledger and budget mean nothing. A label flip overrides `data`; a
+crafted vector overrides `model` and returns ``turn.start + vector``.
 """
 
 import hashlib
@@ -39,20 +38,20 @@ class Turn:
     Attributes
     ----------
     partition : int
-        Which client it is.
+        Partition of the client.
     broadcast : Broadcast
-        What everybody received: the hypotheses [k, d], and the round (``broadcast.public.round``).
+        Broadcast of the round: the hypotheses [k, d], and the round (``broadcast.public.round``).
     chosen : int
-        The hypothesis it trained.
+        Index of the hypothesis that the client trained.
     trained : Tensor
-        [d], the model it trained, on the data that its behaviour gave it.
+        [d], model that the client trained on the data of its behaviour.
     fellows : tuple of int
         Partitions of all malicious clients in this round's cohort, itself included.
     honest : Tensor
-        [h, d], the updates (model - start) that the honest clients of the round trained, before any protection,
-        ascending by partition. Empty [0, d] unless the behaviour is `omniscient`.
+        [h, d], updates (model - start) of the round's honest clients before any protection, ascending by partition.
+        Empty [0, d] unless the behaviour is `omniscient`.
     released : Tensor
-        [h, d], the same as the server receives them, after protection. Empty [0, d] unless `omniscient`.
+        [h, d], same updates after protection, as the server receives them. Empty [0, d] unless `omniscient`.
 
     Examples
     --------
@@ -73,7 +72,7 @@ class Turn:
 
     @property
     def start(self) -> Tensor:
-        """The model [d] that training began from."""
+        """Model [d] from which training began."""
         return self.broadcast.models[self.chosen]
 
     @property
@@ -83,14 +82,14 @@ class Turn:
 
 
 class Behaviour(Parameters):
-    """A malicious client; as it stands here, it does what an honest one does.
+    """Behaviour of a malicious client; this base class behaves honestly.
 
     Attributes
     ----------
     omniscient : bool
-        Whether it is shown the honest updates of the round.
+        Whether the client sees the honest updates of the round.
     bypass : bool
-        Whether it leaves its method's protection out; under Flower such a node claims to run the privacy mod.
+        Whether the client skips its method's protection; under Flower such a node claims to run the privacy mod.
 
     Examples
     --------
@@ -108,15 +107,15 @@ class Behaviour(Parameters):
     bypass: bool = False
 
     def __init__(self, *, bypass: bool | None = None) -> None:
-        if bypass is not None:  # else the class says it
+        if bypass is not None:  # otherwise the class sets it
             object.__setattr__(self, "bypass", bypass)  # subclasses may be frozen
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """Return the data of a round (counted from 1) in place of its own; called in every round it takes part in."""
+        """Return data that replace the client's own in a round (from 1); called in every round in which it takes part."""
         return data
 
     def model(self, turn: Turn) -> Tensor | None:
-        """Return the model [d] it sends instead of the one it trained; None to send that one."""
+        """Return a model [d] to send in place of the trained one; None to send the trained one."""
         return None
 
 
@@ -128,7 +127,7 @@ def crafted(
     fellows: Sequence[int] = (),
     others: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Make the model [d] that a malicious client sends, after its training.
+    """Return the model [d] that a malicious client sends after its training.
 
     Parameters
     ----------
@@ -138,7 +137,7 @@ def crafted(
     Raises
     ------
     FieldError
-        If what the behaviour returns is no model of the broadcast's shape and type.
+        If the behaviour returns anything but a model of the broadcast's shape and type.
     """
     trained = learned.trained.model
     if others is None:
@@ -173,14 +172,14 @@ def honest_updates(
 
 
 class MaliciousCohort(Cohort):
-    """A cohort some of whose clients are malicious; they act when the honest ones have answered.
+    """Cohort with malicious clients, who act after the honest ones have answered.
 
     Parameters
     ----------
     parties : Parties
-        All clients.
+        Parties of all clients.
     behaviours : mapping of int to Behaviour
-        Of the malicious ones, by partition.
+        Behaviours of the malicious clients, by partition.
     """
 
     def __init__(
@@ -235,7 +234,7 @@ class MaliciousCohort(Cohort):
                     outcome = _with_crafted(
                         behaviour, partition, asked.broadcast, outcome, fellows, known
                     )
-            except Exception as error:  # a fault of the attack's is a failed client like any other
+            except Exception as error:  # an error in the attack is a failed client like any other
                 outcome = error
             if behaviour.bypass:
                 self._bypass(partition, outcome, answers)
@@ -244,12 +243,12 @@ class MaliciousCohort(Cohort):
                 self.reply(partition, outcome, asked.broadcast, answers)
 
     def _own_seal(self, partition: int, broadcast: Broadcast) -> str:
-        """Make up a seal, which no ledger's line has."""
+        """Make up a seal that no ledger line has."""
         made = f"bypass {self.parties.seed} {broadcast.public.round} {partition}"
         return hashlib.sha256(made.encode()).hexdigest()
 
     def _bypass(self, partition: int, outcome: Learned | Exception, answers: Collected) -> None:
-        """Send what was trained as it is; under local trust no other release than a model is expected of a client."""
+        """Send the trained model unprotected; under local trust a server expects only a model from a client."""
         if isinstance(outcome, Exception):
             answers.failed[partition] = f"{type(outcome).__name__}: {outcome}"
         else:
@@ -262,7 +261,7 @@ def _honest_updates(
     outcomes: Mapping[int, Learned | Exception],
     replies: Mapping[int, Releases],
 ) -> tuple[Tensor, Tensor]:
-    """Return the updates of the honest clients of a round, before protection and as they were sent."""
+    """Return the updates of a round's honest clients, before protection and as they were sent."""
     trained = {
         partition: outcome
         for partition, outcome in outcomes.items()
@@ -277,9 +276,9 @@ def _honest_updates(
 
 
 class Collusion:
-    """What the malicious clients of a round know of each other and of the honest ones, where one process plays all.
+    """Knowledge of a round's malicious clients about each other and the honest ones, if one process plays all.
 
-    The honest ones have to be asked first.
+    The honest clients have to be asked first.
     """
 
     def __init__(self) -> None:
@@ -294,16 +293,16 @@ class Collusion:
         fellows: Sequence[int],
         sent: Callable[[int], Tensor | None],
     ) -> None:
-        """Begin a round; `sent` finds the model [d] that an honest client of it has sent."""
+        """Begin a round; `sent` returns the model [d] that an honest client sent in it."""
         self._broadcast, self._fellows, self._sent = broadcast, tuple(fellows), sent
         self._learned.clear()
 
     def learned(self, partition: int, learned: Learned) -> None:
-        """Note what an honest client has trained."""
+        """Record the result of an honest client's training."""
         self._learned[partition] = learned
 
     def fellows_of(self, partition: int) -> tuple[int, ...]:
-        """Return the malicious clients that are asked in this round, this one included."""
+        """Return the malicious clients that are asked in this round, with this one."""
         return self._fellows or (partition,)
 
     def seen(self) -> tuple[Tensor, Tensor] | None:
@@ -321,7 +320,7 @@ class Collusion:
 def behaving(
     train: Train, behaviours: Mapping[int, Behaviour], collusion: Collusion | None = None
 ) -> Train:
-    """Wrap the training of single clients, some of which are malicious; without a collusion each sees itself alone."""
+    """Wrap the training of single clients, some of them malicious; without a collusion each knows only itself."""
     known = Collusion() if collusion is None else collusion
 
     def trained(

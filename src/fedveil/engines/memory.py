@@ -1,4 +1,4 @@
-"""Memory of this machine: a cohort whose models do not fit is refused with the numbers, before anybody trains."""
+"""Memory of this machine: a cohort whose models do not fit is refused with both sizes, before any client trains."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedveil.errors import FieldError
 
-WORTH_ASKING = 1 << 28  # bytes below which nobody asks
+WORTH_ASKING = 1 << 28  # bytes below which the check is skipped
 _GROUP = Path("/sys/fs/cgroup")
 
 
@@ -16,14 +16,15 @@ def require_room(clients: int, parameters: int, itemsize: int) -> None:
     Parameters
     ----------
     clients : int
-        Models that are held at once.
+        Number of models that are held at once.
     parameters, itemsize : int
-        Entries of one, and the bytes of an entry.
+        Number of entries of a model, and bytes of an entry.
 
     Raises
     ------
     FieldError
-        With the bytes that are needed and those that are free. Where the system does not tell them nothing is refused.
+        If they do not fit; the text gives the needed and the free bytes. If the system does not report free bytes,
+        nothing is refused.
     """
     needed = clients * parameters * itemsize
     if needed < WORTH_ASKING:
@@ -43,7 +44,7 @@ def require_room(clients: int, parameters: int, itemsize: int) -> None:
 
 
 def available() -> int | None:
-    """Return the bytes that this process may still take: of the machine, its control group and its own limit."""
+    """Return the bytes that this process may still take, by the machine, its control group and its own limit."""
     known = [_of_machine(), _of_group(), _of_process()]
     told = [size for size in known if size is not None]
     return min(told, default=None)
@@ -58,7 +59,7 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    """Bytes left in the control group that a container is in."""
+    """Return the bytes left in the control group of a container."""
     most, used = _lines(_GROUP / "memory.max"), _lines(_GROUP / "memory.current")
     if not most or not used or not most[0].isdecimal():
         return None
@@ -66,7 +67,7 @@ def _of_group() -> int | None:
 
 
 def _of_process() -> int | None:
-    """Bytes left of the address space that this process is limited to."""
+    """Return the bytes left in the address space to which this process is limited."""
     if sys.platform == "win32":
         return None
     import resource

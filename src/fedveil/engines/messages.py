@@ -1,4 +1,4 @@
-"""Plain values of every framework's messages: public facts, metrics, and the mark of a protected reply."""
+"""Plain values in every framework's messages: public facts, metrics, and the mark of a protected reply."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,14 +15,14 @@ from fedveil.layout import Layout
 from fedveil.methods import Broadcast, ClientSide, PublicFacts, Releases
 
 COUNT, METRICS_KEY = "num-examples", "metrics"
-INDEX = "fedveil.index"  # of the hypothesis that IFCA reports, beside the metrics
+INDEX = "fedveil.index"  # index of the hypothesis that IFCA reports, beside the metrics
 PUBLIC, REPLY = "fedveil.public", "fedveil.reply"
-SEAL = "seal"  # of a reply's receipt, in its mark
+SEAL = "seal"  # seal of a reply's receipt, in its mark
 MOST_METRICS = 64
 
 
 class UnprotectedError(FedVeilError):
-    """A client answered without its privacy layer: nothing of its reply may be used."""
+    """Error: a client answered without its privacy layer, so nothing of its reply may be used."""
 
 
 def require_shared(layout: Layout, shapes: Mapping[str, Iterable[int]]) -> None:
@@ -31,7 +31,7 @@ def require_shared(layout: Layout, shapes: Mapping[str, Iterable[int]]) -> None:
     Raises
     ------
     FieldError
-        Naming the first one.
+        For such an array; the text names the first one.
     """
     for name, shape in shapes.items():
         if name not in layout.shapes and name not in layout.kept and name not in layout.constants:
@@ -57,12 +57,12 @@ def public_values(broadcast: Broadcast) -> dict[str, Any]:
 
 
 def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, int]:
-    """Read the public facts and the number of hypotheses.
+    """Return the public facts and the number of hypotheses.
 
     Raises
     ------
     FieldError
-        For an unknown or unfit fact, or for another layout.
+        For an unknown or invalid fact, or for another layout.
     """
     known = [field.name for field in fields(PublicFacts)]
     count = whole(PUBLIC, "hypotheses", facts)
@@ -82,12 +82,12 @@ def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, 
 
 
 def tensor_of(name: str, array: Any) -> Tensor:
-    """An array of a message as a tensor, in the machine's own byte order.
+    """Return an array of a message as a tensor, in the machine's own byte order.
 
     Raises
     ------
     FieldError
-        If it holds no numbers that PyTorch knows.
+        If it does not hold numbers of a type that PyTorch knows.
     """
     if isinstance(array, Tensor):
         return array
@@ -99,7 +99,7 @@ def tensor_of(name: str, array: Any) -> Tensor:
 
 
 def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
-    """Read the known releases beside a model: the count (if `counted`), IFCA's index, scalar metrics."""
+    """Return the known releases other than the model: the count (if `counted`), IFCA's index, scalar metrics."""
     released: list[Release] = []
     if counted and isinstance(metrics.get(COUNT), int | float):
         released.append(Release("count", _scalar(metrics[COUNT])))
@@ -117,7 +117,7 @@ def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
 
 
 def metric_values(releases: Releases) -> dict[str, Any]:
-    """Return what stands beside the model in a reply: metrics, and a count, of 1 where none may leave."""
+    """Return the values of a reply other than the model: metrics, and a count (1 if none may leave)."""
     count = count_of(releases)
     if count is None:
         count = 1.0
@@ -131,17 +131,17 @@ def metric_values(releases: Releases) -> dict[str, Any]:
 
 
 def mark_of(client: ClientSide, counted: bool) -> dict[str, Any]:
-    """Return the mark that says that the privacy layer ran, and how."""
+    """Return the mark that the privacy layer ran, with its method."""
     return {"side": type(client).__name__, "trust": client.trust, "counted": counted}
 
 
 def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
-    """Say whether the count of a marked reply was released.
+    """Whether the count of a marked reply was released.
 
     Raises
     ------
     UnprotectedError
-        If the client protects by another method than the server's.
+        If the client uses another method than the server.
     """
     expected = (type(client).__name__, client.trust)
     if (mark.get("side"), mark.get("trust")) != expected:
@@ -154,13 +154,13 @@ def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
 
 
 def seals_of(mark: Mapping[str, Any], partition: int) -> dict[int, str]:
-    """Return the seal of a marked reply by its partition; nothing where there is none."""
+    """Return the seal of a marked reply, by its partition; empty without one."""
     sealed = mark.get(SEAL)
     return {partition: sealed} if isinstance(sealed, str) else {}
 
 
 def whole(record: str, key: str, values: Mapping[str, Any]) -> int:
-    """Read a whole number of a record."""
+    """Read a whole number from a record."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
         raise FieldError(f"{record}: {key}", value, "must be a whole number")
@@ -168,7 +168,7 @@ def whole(record: str, key: str, values: Mapping[str, Any]) -> int:
 
 
 def _scalar(value: int | float) -> Tensor:
-    """A number as a tensor; a whole one too large for float64 is infinite, which no average takes."""
+    """Return a number as a tensor; a whole number too large for float64 becomes infinite, which no average accepts."""
     try:
         return torch.tensor(float(value), dtype=torch.float64)
     except OverflowError:

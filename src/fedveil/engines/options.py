@@ -1,4 +1,4 @@
-"""The grouped arguments of a federation: what its parties share, what may be spent, what is measured, how it runs."""
+"""Grouped arguments of a federation: shared values, budgets, evaluation, execution."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,20 +25,20 @@ from fedveil.secure import SiteKey
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shared(Parameters):
-    """Things that all parties have in common before the first round, beside the model and the method.
+    """Values shared by all parties before the first round, besides the model and the method.
 
     Parameters
     ----------
     initial : Tensor, optional
-        [k, d], the first hypotheses. Default: the model's own parameters.
+        [k, d], first hypotheses. Default: the model's own parameters.
     buffers : {"refuse", "keep"}
-        What becomes of batch-norm statistics and counters, which are never shared: refuse the model
-        (`fedveil.learning.mend` repairs it), or keep each client's with that client, from round to round, in its
-        ``clients[i].buffers``. Each is then measured with its own; one that has not trained yet has the model's.
+        Treatment of batch-norm statistics and counters, which are never shared. "refuse": such a model is refused
+        (`fedveil.learning.mend` repairs it). "keep": each client keeps its own from round to round, in
+        ``clients[i].buffers``. Each client is then measured with its own; before its first training it has the model's.
     public_data : ClientData or tuple, optional
-        Public examples on which FedRE's server scores models, and FLTrust's trains.
+        Public examples, on which FedRE's server scores models and FLTrust's server trains.
     region : tuple of int or Tensor, optional
-        The privacy-sensitive pixels, for FedRE.
+        Privacy-sensitive pixels, for FedRE.
 
     Examples
     --------
@@ -57,16 +57,17 @@ class Shared(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets(Parameters):
-    """Limits on what parties may spend.
+    """Budgets of the parties.
 
     Parameters
     ----------
     server : SpendFilter, optional
-        Ends the run before the server exceeds it.
+        Budget of the server; the run ends before it is exceeded.
     clients : callable, optional
-        ``partition -> SpendFilter``, a fresh one a client; validation clients are numbered behind those that train.
+        ``partition -> SpendFilter``, a fresh filter for each client; validation clients are numbered after those that
+        train.
     policy : Policy or path, optional
-        What every client's owner allows, of validation clients too; or the TOML file that says so.
+        Policy of all clients' owners (validation clients included), or its TOML file.
 
     Examples
     --------
@@ -86,18 +87,18 @@ class Budgets(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Parameters):
-    """Measurements of a round, who is shown them, and when they end the run.
+    """Metrics of a round, their publication, and early stopping.
 
     Parameters
     ----------
     metrics : sequence of str, optional
-        What is measured on held-out examples, of `fedveil.learning.METRICS`. Default: the task's usual figures.
+        Metrics on held-out examples, names in `fedveil.learning.METRICS`. Default: the task's usual ones.
     probes : sequence of Probe, optional
-        Shown each finished round; their figures stand in its record.
+        Probes that see each finished round; their figures are in its record.
     publishing : Publishing, optional
-        What clients see of the aggregated metrics after each round. Default: nothing.
+        Publication of the aggregated metrics to clients after each round. Default: none.
     stopping : EarlyStopping, optional
-        Ends the run when the loss of clients that never train no longer falls. Not under Flower.
+        Early stopping: the run ends when the loss of clients that never train no longer falls. Not under Flower.
 
     Examples
     --------
@@ -116,14 +117,14 @@ class Evaluation(Parameters):
 
 @dataclass(frozen=True)
 class PerClient:
-    """Method with parameters of their own (epsilon, clip, ...) for some clients.
+    """Method in which some clients have their own parameters (epsilon, clip, ...).
 
     Parameters
     ----------
     method
-        What `Federation` takes as one: that of all others.
+        Method of all other clients, in any form that `Federation` accepts.
     sides : mapping of int to ClientSide
-        By partition. Of the same class as the method's client side, with the same trust and needs.
+        Client sides by partition, of the same class, trust and needs as the method's client side.
 
     Examples
     --------
@@ -138,29 +139,30 @@ class PerClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(Parameters):
-    """Options of how a federation is carried out: trainer, threads, where ledgers are kept.
+    """Execution of a federation: trainer, threads, and place of the ledgers.
 
     Parameters
     ----------
     trainer : {"auto", "batched", "sequential"}
-        How clients are trained; see `fedveil.learning.make_trainer`.
+        Kind of trainer; see `fedveil.learning.make_trainer`.
     workers : int
-        Threads that train clients.
+        Number of threads that train clients.
     learner : Learner, optional
-        Trains instead of one that is built from the federation's model, local training and region, and the two above.
+        Learner in place of one built from the federation's model, local training and region, and from the two options
+        above.
     run_id : str
-        Names the ledgers.
+        Name of the run in the ledgers.
     single_examples : bool
-        Whether a silo of record-level privacy may hold one example, as where an attack is to be the strongest.
+        Whether a silo of record-level privacy may hold a single example, which makes attacks strongest.
     tell : callable, optional
-        Takes each warning. Default: ``warnings.warn``.
+        Receiver of warnings. Default: ``warnings.warn``.
     keys : sequence of SiteKey, optional
-        Of secure sums, one a client. Default: keys that follow the seed, which anybody can compute, or with a secure
-        source fresh ones.
+        Keys for secure sums, one for each client. Default: fresh keys with a secure source; otherwise keys from the
+        seed, which anybody can compute.
     ledgers : callable, optional
-        ``party -> (Ledger, LineStore)``; by default ledgers live in memory.
+        ``party -> (Ledger, LineStore)``; by default ledgers are in memory.
     courier : callable, optional
-        ``Federation -> Courier``: who moves the messages. Default: nobody, since all clients are in this process.
+        ``Federation -> Courier``, which moves the messages. Default: none, as all clients are in this process.
 
     Examples
     --------

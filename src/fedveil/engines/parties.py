@@ -1,4 +1,4 @@
-"""The parties of all clients of one process, each with its data, its ledger, its budget and its site's key."""
+"""Parties of all clients in one process, each with its data, ledger, budget and site key."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,28 +23,28 @@ from fedveil.secure import FEWEST
 
 
 class Parties:
-    """All clients of a federation; each one's party is made when it is first needed.
+    """Parties of all clients of a federation; each is made when it is first needed.
 
     Parameters
     ----------
     data : list of ClientData
-        By partition. Buffers that a client keeps are written into it.
+        Data by partition; buffers that a client keeps are written into them.
     method : Method
-        Of the federation.
+        Method of the federation.
     sides : mapping of int to ClientSide
-        Of clients with parameters of their own, by partition.
+        Client sides with their own parameters, by partition.
     layout : Layout
-        Of the model's vector.
+        Layout of the model's vector.
     learner : Learner
-        Trains them.
+        Learner of the clients.
     source : Source
-        Randomness of their noise.
+        Randomness of the clients' noise.
     seed : int
-        Of the run; keys of sites follow it where the source is reproducible and none are given.
+        Seed of the run; sites' keys follow from it if the source is reproducible and no keys are given.
     budgets : Budgets
-        What each may spend, and what their owners allow.
+        Budget of each client, and the owners' policy.
     execution : Execution
-        Where their ledgers are, and their keys.
+        Execution options, with the ledgers and keys.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class Parties:
         self._states: dict[int, Any] = {}
 
     def ledger(self, party: str) -> tuple[Ledger, LineStore]:
-        """Return a party's ledger, and what makes its lines durable; the server's, too.
+        """Return the ledger of a client or the server, and its line store.
 
-        There is one ledger a party, for as long as the federation lives.
+        Each party has one ledger for the life of the federation.
         """
         if party not in self._ledgers:
             self._ledgers[party] = self._make_ledger(party)
         return self._ledgers[party]
 
     def budget(self, partition: int) -> SpendFilter | None:
-        """Make a fresh filter of a client; validation clients are numbered behind those that train."""
+        """Make a fresh filter of a client; validation clients are numbered after those that train."""
         if self._budgets is not None:
             return self._budgets(partition)
         if self.method.noisy is None or partition >= len(self.data):
@@ -95,11 +95,11 @@ class Parties:
         return self.method.noisy.budget()
 
     def side(self, partition: int) -> ClientSide:
-        """Return one client's side of the method: its own parameters, or those of all."""
+        """Return a client's side of the method: its own parameters, or those of all."""
         return self.sides.get(partition, self.method.client)
 
     def method_of(self, partition: int) -> Method:
-        """Return the method with one client's own side."""
+        """Return the method with a client's own side."""
         if partition not in self.sides:
             return self.method
         return replace(self.method, client=self.sides[partition])
@@ -132,12 +132,12 @@ class Parties:
     def require_sum(
         self, round_: int, cohort: Sequence[int], refused: Mapping[int, str], left: Sequence[int]
     ) -> None:
-        """Refuse to ask those who are left of a sum's cohort again, where they are too few.
+        """Refuse to ask the remaining clients of a sum's cohort again if they are too few.
 
         Raises
         ------
         NoReplyError
-            Saying why the others are missing.
+            If they are too few, with the reasons why others are missing.
         BudgetError
             If that is because clients have used up their budgets.
         """
@@ -152,7 +152,7 @@ class Parties:
     def used_up(
         self, refused: Mapping[int, str], error: NoReplyError
     ) -> NoReplyError | BudgetError:
-        """Return the same error, unless a client that released something declines: then the run is over, not broken."""
+        """Return the same error; if a client with earlier releases declines, an error that says that the run has ended."""
         for partition, reason in refused.items():
             if self.party(partition).ledger.entries:
                 return BudgetError(
@@ -163,7 +163,7 @@ class Parties:
     def keep_buffers(
         self, partitions: Sequence[int], learned: Sequence[Learned | Exception]
     ) -> None:
-        """Keep the buffers of clients that trained, in this order."""
+        """Save the buffers of clients that trained, in this order."""
         for partition, outcome in zip(partitions, learned, strict=True):
             if isinstance(outcome, Learned) and outcome.trained.buffers:
                 self.data[partition] = replace(
@@ -173,12 +173,12 @@ class Parties:
     def evaluate(
         self, models: Tensor, metrics: Sequence[str]
     ) -> tuple[list[Figures], Figures | None]:
-        """Measure models [k, d] on what each client holds out, by the hypothesis that fits it; then pooled.
+        """Return the metrics of models [k, d] on held-out examples, by client (with its best hypothesis) and pooled.
 
         Raises
         ------
         Exception
-            Of a client whose examples the model cannot take.
+            Error of a client whose examples the model cannot take.
         """
         holders = [client for client in self.data if client.held_out]
         if not holders:
@@ -206,7 +206,7 @@ class Parties:
         return states
 
     def resume(self, states: Mapping[int, Any]) -> None:
-        """Go on from these states, with parties made anew."""
+        """Continue from these states, with new parties."""
         self._states = dict(states)
         self._parties.clear()
 

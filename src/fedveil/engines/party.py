@@ -1,6 +1,6 @@
-"""A party of a federation: `fedveil.engines.client` and `fedveil.engines.server` are the two kinds.
+"""Party of a federation; the two kinds are in `fedveil.engines.client` and `fedveil.engines.server`.
 
-Each holds state, filter and ledger; the order is admit, draw, commit, hand over.
+Each holds state, filter and ledger. The order is: admit, draw, commit, return.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,19 +14,19 @@ from fedveil.files import LineStore as LineStore
 from fedveil.mechanisms import Source
 from fedveil.methods import Method, Releases, registered_as
 
-VALIDATORS = "validation-"  # begins the names of validation clients' ledgers
+VALIDATORS = "validation-"  # prefix of the names of validation clients' ledgers
 COMBINE, PUBLISH, VALIDATE = "combine", "publish", "validate"
 
 
 def forget(line: str) -> None:
-    """The store of a ledger that lives in memory."""
+    """Store nothing: the line store of a ledger in memory."""
 
 
 def lacking_rounds(ledger: Ledger, done: int = 0) -> tuple[int, ...]:
-    """List the rounds up to `done`, or before the ledger's own last one, that a server's ledger lacks; ascending.
+    """List the rounds that a server's ledger lacks, up to `done` or to its own last round; ascending.
 
-    A server combines every round, so a ledger that lacks one begins in the middle of a run, and its total is too small.
-    Of a client's ledger nothing follows: a round in which a client was not asked is not in it.
+    A server combines every round. So a ledger that lacks a round begins in the middle of a run, and its total is too
+    small. This does not apply to a client's ledger, which lacks rounds in which the client was not asked.
     """
     held = {entry.key[0] for entry in ledger.entries if entry.key[1] == COMBINE}
     last = max(done, *held, 0)
@@ -34,9 +34,9 @@ def lacking_rounds(ledger: Ledger, done: int = 0) -> tuple[int, ...]:
 
 
 def begun_midway(ledger: Ledger) -> str:
-    """State the condition on the total of a server's ledger that lacks rounds; empty where it lacks none.
+    """Return the condition on the total of a server's ledger that lacks rounds; empty if it lacks none.
 
-    Ledgers of a Flower server that went on with ``done=`` before its ledger was asked for lack some: see SECURITY.md.
+    Ledgers of older Flower servers that continued with ``done=`` may lack rounds, see SECURITY.md.
     """
     lacking = lacking_rounds(ledger)
     if not lacking:
@@ -48,12 +48,12 @@ def begun_midway(ledger: Ledger) -> str:
 
 
 def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
-    """Refuse to go on without the budget that a ledger declares: its total is stated as held to it from the start.
+    """Refuse to continue without the budget that a ledger declares, as its stated total relies on that budget.
 
     Raises
     ------
     FieldError
-        For no budget, a larger one, one that counts something else, or a value that is no budget.
+        For a missing or larger budget, one that counts something else, or a value that is not a budget.
     """
     if budget is not None:
         require_a(
@@ -78,12 +78,12 @@ def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
 
 
 def listed_as(method: Method, policy: Policy) -> str:
-    """Name by which a policy judges a method: its own, if that is listed; else the one it is registered under."""
+    """Return the name by which a policy judges a method: its own if that is listed, else its registered name."""
     return method.name if method.name in (policy.methods or ()) else registered_as(method)
 
 
 class Party:
-    """A ledger, a filter and a source, of a client or the server; and the policy of a client's owner."""
+    """Ledger, filter and source of a client or the server, and the policy of a client's owner."""
 
     policy: Policy | None = None
 
@@ -98,19 +98,17 @@ class Party:
         self.ledger, self.budget = ledger, budget
         self._source, self._store = source, store
         self._overspent = self._unwritten = False
-        if (
-            budget is not None
-        ):  # a filter that starts over after a resume would allow the budget twice
+        if budget is not None:  # after a resume, a fresh filter would allow the budget twice
             for entry in ledger.all_entries:
-                # what a (lowered) budget does not hold was spent all the same: nothing more may be admitted
+                # costs beyond a lowered budget were spent all the same, so nothing more may be admitted
                 self._overspent |= not budget.admit_spend(entry.spend)
 
     def _charge(self, spend: Spend) -> bool:
-        """Charge the filter, if there is one; False if the budget does not allow it."""
+        """Charge the filter, if there is one; return False if the budget does not allow the spend."""
         return self.budget is None or (not self._overspent and self.budget.admit_spend(spend))
 
     def _forbidden(self, method: Method, spend: Spend) -> str:
-        """Say why the owner's policy allows no such release, or ""."""
+        """Return the reason why the owner's policy allows no such release, or ""."""
         if self.policy is None:
             return ""
         past = [entry.spend for entry in self.ledger.all_entries]
@@ -123,7 +121,7 @@ class Party:
     def _require_written(self) -> None:
         if (
             self._unwritten
-        ):  # the same bits would find their entry in memory, and go out without one on the disk
+        ):  # the entry is in memory but not on the disk, so the same bits must not leave
             raise LedgerError(
                 f"the ledger of {self.ledger.party!r} could not be written: go on from what is stored"
             )
@@ -136,10 +134,10 @@ class Party:
         once: bool = False,
         receipt: Callable[[str], Mapping[str, Any]] | None = None,
     ) -> Releases:
-        """Draw a release, commit it with the receipt of its digest, and return it only then.
+        """Draw a release, commit it with its receipt, and only then return it.
 
-        A release already committed under this key is handed over again if the draw gives the same bits; otherwise it
-        is drawn under the next attempt, charged again and committed again, or refused if there may be one `once`.
+        A release that was committed under this key is returned again if the draw gives the same bits. Otherwise it is
+        drawn as the next attempt, charged and committed again; with `once` it is refused.
         """
         self._require_written()
         known = self.ledger.find((round_, purpose))
@@ -175,10 +173,10 @@ class Party:
         )
 
     def forecast_release(self, round_: int, purpose: str, spend: Spend) -> bool:
-        """Charge and record a cost without drawing the release: for a forecast. False if the budget does not allow it.
+        """Charge and record a cost without drawing the release, for a forecast; False if the budget does not allow it.
 
-        What a filter charges for it follows earlier releases where the spend has a `charge`. Nothing is charged then:
-        most rounds are admitted, and the total is the budget or the sum of the worst cases, whichever is less.
+        If the spend has a `charge`, its real cost depends on earlier releases, so the filter is not charged. As many
+        rounds as possible are then admitted, and the total is the smaller of the budget and the sum of the worst cases.
         """
         least = spend if spend.charge is None else replace(spend, charge=0.0)
         if not self._charge(least):

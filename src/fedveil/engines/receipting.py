@@ -1,7 +1,7 @@
-"""Receipts in a round: what the server states of the round before, and what a site refuses.
+"""Receipts in a round: the server's statement about the round before, and the checks of a site.
 
-A site decides by the broadcast and its own ledger's lines alone, which hold nothing but released values. So a refusal
-tells nothing of its data.
+A site decides by the broadcast and its own ledger, which hold only released values. So a refusal reveals nothing about
+its data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from fedveil.engines.party import COMBINE
 from fedveil.errors import FieldError
 from fedveil.methods import Broadcast, Method, PublicFacts, Releases
 
-TRUSTS = ("local", "secure sum")  # of which a server is no trusted party
+TRUSTS = ("local", "secure sum")  # trust models in which the server is not trusted
 UNSEALED = "the reply lacks the seal of its receipt"
 TWICE = "the reply is another client's, to the last bit of its seal"
 
 
 def has_receipts(method: Method, broadcast: Broadcast) -> bool:
-    """Whether a round has receipts: each share carries noise that is proven enough against the server itself."""
+    """Whether a round has receipts: each share has enough noise, provably, against the server itself."""
     if method.client.trust not in TRUSTS:
         return False
     quoted = method.client.quote(broadcast, method.client.init())
@@ -26,7 +26,7 @@ def has_receipts(method: Method, broadcast: Broadcast) -> bool:
 
 
 def receipt_before(ledger: Ledger, round_: int, run: str) -> Receipt:
-    """Return the receipt of the round before this one from the server's ledger; the run's first one if it has none."""
+    """Return the receipt of the round before from the server's ledger; the run's first receipt if there is none."""
     known = ledger.find((round_ - 1, COMBINE))
     if known is None or not known.receipt:
         return Receipt(run=run, round=round_ - 1, asked=0)
@@ -36,21 +36,21 @@ def receipt_before(ledger: Ledger, round_: int, run: str) -> Receipt:
 def leaves_of(
     broadcast: Broadcast, replies: Mapping[int, Releases], seals: Mapping[int, str]
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """Compute the leaf of each reply.
+    """Return the leaf of each reply.
 
     Parameters
     ----------
     broadcast : Broadcast
-        Opened the round.
+        Broadcast that opened the round.
     replies : mapping of int to Releases
-        By partition.
+        Replies by partition.
     seals : mapping of int to str
-        By partition; whatever clients sent.
+        Seals by partition, as clients sent them.
 
     Returns
     -------
     tuple of dict
-        Leaves by partition, and the replies that can have none, with the reason.
+        Leaves by partition, and the reasons of replies without a valid leaf.
     """
     asked = question(broadcast.facts, broadcast.opened)
     leaves: dict[int, str] = {}
@@ -71,7 +71,7 @@ def leaves_of(
 def receipt_of(
     broadcast: Broadcast, leaves: Sequence[str], asked: int, model: str, before: Receipt
 ) -> Receipt:
-    """Return the receipt of a round that released models with this digest."""
+    """Return the receipt of a round whose released models have this digest."""
     return Receipt(
         run=before.run,
         round=broadcast.public.round,
@@ -94,21 +94,21 @@ def require_receipt(
     public : PublicFacts
         Public facts of the broadcast.
     entries : sequence of Entry
-        Lines of the site in this run.
+        Ledger lines of the site in this run.
     required : bool
         Whether the site's policy declines a round after one of its shares was left out, for whatever reason.
 
     Returns
     -------
     tuple of (Receipt or None, str)
-        None if the run has no receipts. The text says that a share of this site was left out; empty if none was.
+        Receipt, or None if the run has no receipts; and a text if a share of this site was left out, else "".
 
     Raises
     ------
     FieldError
-        Naming the round, if the receipt contradicts itself or this site's ledger.
+        If the receipt contradicts itself or this site's ledger; the text names the round.
     LedgerError
-        If a line of that ledger has a receipt that is none.
+        If a line of that ledger has an invalid receipt.
     """
     own: list[tuple[int, ShareReceipt]] = []
     for entry in entries:
@@ -141,9 +141,9 @@ def require_receipt(
 
 
 def _left_out(receipt: Receipt, mine: Sequence[ShareReceipt], again: bool) -> str:
-    """Say that no share of the site is among the accepted ones; refuse what cannot be true.
+    """Return a text if no share of the site was accepted; refuse an impossible receipt.
 
-    `again` says whether one round may ask several questions, as of a secure sum.
+    `again` tells whether one round may ask several questions, as in a secure sum.
     """
     for held in mine:
         if held.seen != receipt.previous:
@@ -166,27 +166,27 @@ def _left_out(receipt: Receipt, mine: Sequence[ShareReceipt], again: bool) -> st
 
 
 def _wrong(round_: int | None, why: str) -> FieldError:
-    """Refuse a receipt by its round."""
+    """Return the refusal of a receipt, naming its round."""
     return FieldError("receipt", None if round_ is None else f"round {round_}", why)
 
 
 def paid(
     broadcast: Broadcast, receipt: Receipt, entry: Entry, releases: Releases, salt: bytes
 ) -> dict[str, str]:
-    """Return the receipt's values for a site's line, before anything is handed over.
+    """Return the receipt's values for a site's ledger line, before anything leaves.
 
     Parameters
     ----------
     broadcast : Broadcast
-        Asked for the release.
+        Broadcast that asked for the release.
     receipt : Receipt
-        The one that the broadcast carried.
+        Receipt in the broadcast.
     entry : Entry
-        The line without its receipt.
+        Ledger line without its receipt.
     releases : Releases
-        What is to leave.
+        Releases that are to leave.
     salt : bytes
-        Fresh.
+        Fresh salt.
     """
     alone = all(release.kind in SHARED for release in releases)  # the line's digest is the share's
     held = ShareReceipt(
@@ -202,7 +202,7 @@ def paid(
 
 
 def seal_of(entry: Entry | None) -> str:
-    """Return the seal that leaves with the release of a line; empty without a receipt."""
+    """Return the seal that is sent with the release of a line; empty without a receipt."""
     if entry is None:
         return ""
     held = ShareReceipt.of(entry)

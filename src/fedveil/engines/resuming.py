@@ -1,4 +1,4 @@
-"""Checks of ledgers before a run goes on: a round that one lacks would be free, and a budget start over."""
+"""Checks of ledgers before a run continues: a missing round would be free, and a budget would start over."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -9,7 +9,7 @@ from fedveil.engines.party import VALIDATE, listed_as
 from fedveil.errors import FieldError
 from fedveil.methods import TrustedServer
 
-Asked = Mapping[int, Sequence[int]]  # by partition, the rounds in which a client was asked
+Asked = Mapping[int, Sequence[int]]  # rounds in which each client was asked, by partition
 
 
 def require_lines(books: Mapping[str, Ledger], lines: Mapping[str, int]) -> None:
@@ -18,7 +18,7 @@ def require_lines(books: Mapping[str, Ledger], lines: Mapping[str, int]) -> None
     Raises
     ------
     FieldError
-        Naming the first party.
+        For such a ledger; the text names the first party.
     """
     for party, count in lines.items():
         if party not in books or books[party].lines < count:
@@ -32,7 +32,7 @@ def require_validated(books: Sequence[Ledger], last: int) -> None:
     Raises
     ------
     FieldError
-        Naming the round.
+        For such a ledger; the text names the round.
     """
     if not any(book.find((last, VALIDATE)) for book in books):
         raise FieldError(
@@ -43,7 +43,7 @@ def require_validated(books: Sequence[Ledger], last: int) -> None:
 def asked_until(
     last: int, cohort: Callable[[int], Sequence[int]], records: Callable[[int], bool]
 ) -> Asked:
-    """List the rounds up to a last one in which each client was asked, of those whose ledgers say so."""
+    """Return for each client whose ledger records it the rounds in which it was asked, up to the last one."""
     asked: dict[int, list[int]] = {}
     for number in range(1, last + 1):
         for partition in cohort(number):
@@ -53,15 +53,15 @@ def asked_until(
 
 
 def require_books(parties: Parties, asked: Asked) -> None:
-    """Refuse ledgers that lack rounds in which clients were asked, unless budget or policy had them decline.
+    """Refuse ledgers that lack rounds in which clients were asked, unless budget or policy made them decline.
 
-    What a round cost is read off the ledger of another client of it. Where a cost follows a client's own releases,
-    only a ledger without any round is noticed.
+    The cost of a round is read from the ledger of another client of the round. If a cost depends on a client's own
+    releases, only a ledger without any round is noticed.
 
     Raises
     ------
     FieldError
-        Naming the client and the round.
+        For such a ledger; the text names the client and the round.
     """
     counted = {
         partition: rounds for partition, rounds in asked.items() if _counts(parties, partition)
@@ -85,7 +85,7 @@ def require_books(parties: Parties, asked: Asked) -> None:
 
 
 def _counts(parties: Parties, partition: int) -> bool:
-    """Whether a client's ledger has its rounds: a client that trusts the server counts them for a budget or policy."""
+    """Whether a client's ledger has its rounds; under central trust only if a budget or policy counts them."""
     if type(parties.method.client) is not TrustedServer or parties.policy is not None:
         return True
     return parties.budget(partition) is not None
@@ -101,7 +101,7 @@ def _rounds_of(ledger: Ledger) -> set[int]:
 
 
 def _costs(parties: Parties, asked: Asked) -> dict[tuple[int, int], Spend]:
-    """Read off the ledgers what a round cost a client, by the identity of its side of the method."""
+    """Read from the ledgers the cost of a round for a client, by the identity of its side of the method."""
     paid: dict[tuple[int, int], Spend] = {}
     for partition in asked:
         for entry in _ledger(parties, partition).entries:
@@ -110,7 +110,7 @@ def _costs(parties: Parties, asked: Asked) -> dict[tuple[int, int], Spend]:
 
 
 def _declines(parties: Parties, partition: int, spend: Spend) -> bool:
-    """Whether a client's budget or policy holds no such spend beside what is in its ledger."""
+    """Whether a client's budget or policy does not allow this spend in addition to its ledger."""
     past = [entry.spend for entry in _ledger(parties, partition).entries]
     budget = deepcopy(parties.budget(partition))
     if budget is not None:

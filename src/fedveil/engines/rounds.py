@@ -1,8 +1,8 @@
-"""The loop of a round, the same under every engine: who moves the messages is handed in.
+"""Loop of a round, the same under every engine; the courier of messages is an argument.
 
-A round is opened by the server, carried to a cohort by a `Courier`, and combined by the server from what comes back.
-The embedded engine's courier is `fedveil.engines.embedded.Cohort`, Flower's `fedveil.engines.flower.roster.Nodes`,
-NVIDIA FLARE's `fedveil.engines.nvflare.controller.FlareSites`.
+The server opens a round, a `Courier` carries it to a cohort, and the server combines the answers. The embedded engine's
+courier is `fedveil.engines.embedded.Cohort`, Flower's `fedveil.engines.flower.roster.Nodes`, NVIDIA FLARE's
+`fedveil.engines.nvflare.controller.FlareSites`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,24 +24,24 @@ class Collected:
     Attributes
     ----------
     replies : dict of int to Releases
-        By partition.
+        Replies by partition.
     failed, refused : dict of int to str
-        Clients without a reply, and those that declined, with the reason.
+        Reasons of clients without a reply, and of clients that declined.
     lost : set of int
-        Those of the failed that may be back when they are asked anew.
+        Failed clients that may be back when they are asked again.
     added : RunningSum, optional
-        The sum of the models, where they were added as they came: then no reply holds one.
+        Sum of the models, if each was added on arrival; then no reply holds a model.
     trained : sequence of int
-        Who trained; the experimenter's view, like all that follows.
+        Clients that trained; the experimenter's view, like all attributes below up to `loss`.
     scales : dict of int to tuple of float
         Scale of each client's own noise.
     zeroed : dict of int to str
-        Clients of which something failed under local trust, with the reason. Their reply is a zero update, and the
-        server cannot tell.
+        Clients that failed under local trust, with the reason. Their reply is a zero update, and the server cannot see
+        this.
     loss : float, optional
-        Median training loss of those who trained.
+        Median training loss of the clients that trained.
     seals : dict of int to str
-        What the replies' receipts are made with, by partition.
+        Seals of the replies for receipts, by partition.
     asked : int
         Number of clients that were asked the question.
     """
@@ -59,7 +59,7 @@ class Collected:
     asked: int = 0
 
     def followed_by(self, later: "Collected") -> "Collected":
-        """Add the replies to a second question; who is missing is known by the last question to each."""
+        """Return the answers with those to a second question; the last question to a client decides whether it is missing."""
         failed, refused = {**self.failed, **later.failed}, {**self.refused, **later.refused}
         for partition in self.failed.keys() & later.refused.keys():
             failed.pop(partition)
@@ -72,35 +72,35 @@ class Collected:
 
 
 class Courier(Protocol):
-    """Carries a broadcast to clients, and their answers back."""
+    """Courier of a round: carries a broadcast to clients, and returns their answers."""
 
     def reach(self, number: int, cohort: Sequence[int]) -> Mapping[int, PublicKey | None]:
-        """Return those of a cohort that can be asked in a round, each with its site's key where sums are secure.
+        """Return the members of a cohort that can be asked in a round, with sites' keys for secure sums.
 
         Raises
         ------
         NoReplyError, BudgetError
-            If they are too few for a sum.
+            If there are too few for a sum.
         """
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Ask who takes part, before anybody trains."""
+        """Ask the clients whether they take part, before any of them trains."""
 
     def collect(self) -> Collected:
-        """Return the answers of those who were asked last."""
+        """Return the answers of the clients that were asked last."""
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """Name those to ask anew, as somebody is missing from a secure sum; nobody where the answers are whole.
+        """Return the clients to ask again because a secure sum lacks a client; none if the answers are complete.
 
         Raises
         ------
         NoReplyError, BudgetError
-            If too few are left of a sum.
+            If too few clients are left for a sum.
         """
 
 
 class RoundServer(Protocol):
-    """Opens and combines rounds: an `ObservedServer`, or `Serving`, which keeps the books of a deployed run."""
+    """Server of rounds: an `ObservedServer`, or `Serving`, which also keeps the records of a deployed run."""
 
     def open(
         self,
@@ -114,29 +114,29 @@ class RoundServer(Protocol):
         """Open a round."""
 
     def require_unsummed(self, round_: int) -> None:
-        """Refuse a round that must not be summed again."""
+        """Refuse a round whose sum must not be made again."""
 
     def asked(self, answers: Collected) -> None:
-        """Note the answers to a question, whether or not a round comes of it."""
+        """Record the answers to a question, even if the round then fails."""
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
-        """Combine; return the next models [k, d], and how the round went."""
+        """Combine; return the next models [k, d] and the log of the round."""
 
 
 class RoundLoop:
-    """One round after another: `begin` asks a cohort, `end` collects, asks again where a sum is not whole, combines.
+    """Loop over rounds: `begin` asks a cohort; `end` collects, asks again if a sum is incomplete, and combines.
 
     Parameters
     ----------
     server : RoundServer
-        Opens and combines the rounds.
+        Server that opens and combines the rounds.
     courier : Courier
-        Carries them.
+        Courier of the rounds.
 
     Attributes
     ----------
     broadcast : Broadcast, optional
-        What opened the last round; None before the first.
+        Broadcast of the last round; None before the first.
     """
 
     def __init__(self, server: RoundServer, courier: Courier) -> None:
@@ -146,12 +146,12 @@ class RoundLoop:
     def begin(
         self, models: Tensor, number: int, rounds: int, size: int, cohort: Sequence[int]
     ) -> None:
-        """Open a round of a cohort of a planned size, and ask it."""
+        """Open a round with a cohort of the planned size, and ask the cohort."""
         self._server.require_unsummed(number)
         self._ask(models, number, rounds, size, cohort, 0)
 
     def end(self) -> tuple[Collected, Tensor, Round]:
-        """Collect and combine; return the answers, the next models [k, d], and how the round went."""
+        """Collect and combine; return the answers, the next models [k, d] and the log of the round."""
         assert self.broadcast is not None  # a round was begun
         answers = self._collected()
         anew = self._courier.again(answers)

@@ -1,4 +1,4 @@
-"""Tensors and plain values in one file, under a checksum that covers both."""
+"""File of tensors and plain values, with a checksum over both."""
 
 import hashlib
 import json
@@ -12,33 +12,33 @@ from torch import Tensor, uint8
 
 from fedveil.reading import json_of
 
-PLAIN = "fedveil"  # the one entry of the metadata: the checksum, a space, the values
+PLAIN = "fedveil"  # only entry of the metadata: the checksum, a space, the values
 
 
 def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
-    """The content of a file.
+    """Return the content of a file with tensors and plain values.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor
-        Of any shape and type.
+        Tensors of any shape and type.
     plain : mapping
-        What JSON knows.
+        Plain JSON values.
     """
     own = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     text = json.dumps(plain)
     return save(
         own, metadata={PLAIN: f"{_checksum(own, text)} {text}"}
-    )  # of several entries the order is not kept
+    )  # the order of several entries is not kept
 
 
 def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file.
+    """Return the tensors and plain values of a file.
 
     Raises
     ------
     ValueError, OSError
-        If it cannot be read, or is not what was written, to the bit.
+        If the file cannot be read, or differs in any bit from what was written.
     """
     try:
         with safe_open(path, framework="pt") as file:

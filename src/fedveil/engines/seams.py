@@ -1,8 +1,8 @@
-"""Probes: what an experimenter measures of each finished round, or keeps of it.
+"""Probes: an experimenter's measurements of each finished round.
 
-``Evaluation(probes=[MyProbe()])`` shows each finished round to its probes; what they return stands in the round's
-record, ``RoundRecord.figures``. A probe is the experimenter's instrument: it may see everything, so its figures are
-no releases, and nothing that a party does may follow from them.
+``Evaluation(probes=[MyProbe()])`` shows each finished round to its probes. Their figures are in the round's record,
+``RoundRecord.figures``. A probe is the experimenter's instrument and may see everything. So its figures are no
+releases, and no party may act on them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,15 +22,15 @@ from fedveil.methods import Broadcast, Releases
 
 
 class Watched(Protocol):
-    """Parts of a federation that a probe finds, under every engine."""
+    """Parts of a federation that a probe can use, under every engine."""
 
     @property
     def clients(self) -> Sequence[ClientData]:
-        """By partition."""
+        """Data of the clients, by partition."""
 
     @property
     def learner(self) -> Learner:
-        """With the model, and how clients train."""
+        """Learner, with the model and the options of training."""
 
     @property
     def layout(self) -> Layout:
@@ -38,7 +38,7 @@ class Watched(Protocol):
 
     @property
     def server(self) -> ServerParty:
-        """With its state, and its public tutor."""
+        """Server, with its state and its public tutor."""
 
     @property
     def source(self) -> Source:
@@ -47,20 +47,20 @@ class Watched(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One finished round.
+    """Finished round, as a probe sees it.
 
     Attributes
     ----------
     federation : Watched
-        After the round; its clients, learner (with the model), layout and server.
+        Federation after the round: its clients, learner (with the model), layout and server.
     broadcast : Broadcast
-        What opened the round: the hypotheses [k, d] and the public facts.
+        Broadcast of the round: the hypotheses [k, d] and the public facts.
     received : mapping of int to Releases
-        What arrived at the server, by partition, after every protection; unusable replies too.
+        Releases that arrived at the server, by partition, after protection; unusable ones included.
     models : Tensor
-        [k, d], what the server broadcasts next.
+        [k, d], models of the next broadcast.
     record : RoundRecord
-        The round's figures, those of probes left out.
+        Record of the round, without figures of probes.
 
     Examples
     --------
@@ -81,14 +81,14 @@ class Seen:
 
 
 class Probe(Protocol):
-    """Probe that measures a round, and may keep tensors of it for an attack. Tensors it keeps do not outlive the process.
+    """Probe that measures a round. It may keep tensors for an attack, but only as long as the process lives.
 
     Attributes
     ----------
     name : str
-        What is measured, completely: two probes of one name measure the same. Part of a cell's key.
+        Complete name of the measurement, part of a cell's key: two probes of one name measure the same.
     figures : collection of str
-        Names of what it returns, in every round; empty for one that only keeps.
+        Names of the figures that it returns in every round; empty for a probe that only keeps tensors.
 
     Examples
     --------
@@ -106,23 +106,23 @@ class Probe(Protocol):
 
     @property
     def name(self) -> str:
-        """Complete name of what is measured."""
+        """Complete name of the measurement."""
 
     @property
     def figures(self) -> Collection[str]:
-        """Names of what it returns."""
+        """Names of the returned figures."""
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """The figures of a round."""
+        """Return the figures of a round."""
 
 
 def probed(probes: Sequence[Probe], seen: Seen) -> RoundRecord:
-    """The round's record with the figures of all probes.
+    """Return the round's record with the figures of all probes.
 
     Raises
     ------
     FieldError
-        If a probe returns other figures than it names, or two return one of the same name.
+        If a probe returns other figures than it names, or two probes return a figure of the same name.
     """
     figures: dict[str, float] = {}
     for probe in probes:

@@ -1,4 +1,4 @@
-"""The server of a federation, the same under every engine."""
+"""Server of a federation, the same under every engine."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -60,15 +60,15 @@ class Round:
     Attributes
     ----------
     number : int
-        From 1.
+        Number of the round, from 1.
     used : tuple of int
         Partitions whose replies were combined.
     failed, invalid, refused : dict of int to str
-        Partitions that raised, whose reply could not be used, and that declined, each with the reason.
+        Reasons, by partition: of clients that raised, of unusable replies, and of clients that declined.
     report : mapping of str to float
-        The server's figures (sigma, distance, ...).
+        Figures of the server (sigma, distance, ...).
     spend : Spend
-        The server's cost.
+        Cost of the server.
 
     Examples
     --------
@@ -88,24 +88,24 @@ class Round:
 
 
 class ServerParty(Party):
-    """The server of a federation.
+    """Server of a federation.
 
     Parameters
     ----------
     method
-        What `Federation` takes as one.
+        Method, in any form that `Federation` accepts.
     layout, budget, state, store
         As for `fedveil.engines.client.ClientParty`.
     ledger : Ledger, optional
-        Default: in memory.
+        Ledger. Default: in memory.
     source : Source, optional
         Randomness of the noise. Default: secure.
     scorer : callable, optional
-        Computes public layer scores of received models, for methods that need them.
+        Function that computes public layer scores of received models, for methods that need them.
     tutor : callable, optional
-        Trains the broadcast model [d] of a round on public data; returns the trained one, for rules that need it.
+        Function that trains the broadcast model [d] of a round on public data, for rules that need it.
     publishing : Publishing, optional
-        What clients see of the aggregated metrics. Default: nothing.
+        Publication of the aggregated metrics to clients. Default: none.
 
     Examples
     --------
@@ -160,13 +160,13 @@ class ServerParty(Party):
                 f"the server of {method.name!r} trains on public data of its own",
             )
         self.method, self.layout, self.scorer, self.tutor = method, layout, scorer, tutor
-        # a question is put once: a server that was started again asks others
+        # a question is put once; a restarted server asks others
         self._run = (
             f"{self.ledger.run} {secrets.token_hex(8)}"
             if self._source.deployable
             else self.ledger.run
         )
-        # a second sum of one round would tell shares apart; a secure sum's every question has shares of its own
+        # a second sum of one round would reveal single shares; every question of a secure sum has its own shares
         self._once = method.client.trust == "trusted sum"
         self.state = method.server.init(layout.size, layout.dtype) if state is None else state
 
@@ -179,14 +179,15 @@ class ServerParty(Party):
         roster: Sequence[PublicKey] = (),
         attempt: int = 0,
     ) -> Broadcast:
-        """Open a round: the models and the public facts that the method needs beside them.
+        """Open a round: return the broadcast with the models and the public facts that the method needs.
 
-        A secure sum has a roster of all sites that are asked, and an attempt that no question of the round had before.
+        A secure sum has a roster of all asked sites, and an attempt number that is new in the round.
 
         Raises
         ------
         FieldError
-            If the server's ledger lacks an earlier round: its total would be too small, and its budget start over.
+            If the server's ledger lacks an earlier round. Its total would then be too small, and its budget would start
+            over.
         """
         self.require_rounds(round_ - 1)
         scores = None
@@ -209,21 +210,21 @@ class ServerParty(Party):
         return Broadcast(models=models, public=public)
 
     def receipted(self, broadcast: Broadcast) -> Broadcast:
-        """Add the receipt of the round before, where sites need not trust the server; see docs/receipts.md."""
+        """Add the receipt of the round before, if sites need not trust the server; see docs/receipts.md."""
         if not has_receipts(self.method, broadcast):
             return broadcast
         receipt = receipt_before(self.ledger, broadcast.public.round, self.ledger.run)
         return replace(broadcast, public=replace(broadcast.public, receipt=receipt.text))
 
     def resume(self, models: Tensor, round_: int, state: Any) -> None:
-        """Go on from the models [k, d] of a round (0: from the first ones).
+        """Continue from the models [k, d] of a round (0: from the first ones).
 
         Raises
         ------
         FieldError
-            If the ledger lacks one of the rounds: a budget would start over.
+            If the ledger lacks one of the rounds, so that a budget would start over.
         LedgerError
-            If the models are not those that it says were released.
+            If the models differ from those that the ledger records.
         """
         self.require_rounds(round_)
         known = self.ledger.find((round_, COMBINE))
@@ -235,12 +236,12 @@ class ServerParty(Party):
         self.state = state
 
     def require_rounds(self, done: int, field: str = "ledgers") -> None:
-        """Refuse to go on after so many rounds with a ledger that lacks one of them; `field` is what said so.
+        """Refuse to continue after so many rounds with a ledger that lacks one; `field` named the number.
 
         Raises
         ------
         FieldError
-            Naming the rounds, and what to give.
+            For such a ledger; the text names the rounds and the fix.
         """
         lacking = lacking_rounds(self.ledger, done)
         if lacking:
@@ -252,12 +253,12 @@ class ServerParty(Party):
             raise FieldError(field, done, accepted)
 
     def require_unsummed(self, round_: int) -> None:
-        """Refuse, before anybody trains, a round whose trusted sum is recorded, unless its shares can be drawn again.
+        """Refuse, before any client trains, a round whose trusted sum is recorded, unless its shares can be drawn again.
 
         Raises
         ------
         BudgetError
-            If its bits are lost: a sum of new shares would be another one.
+            If the sum's bits are lost, as a sum of new shares would be another release.
         """
         if (
             self._once
@@ -282,27 +283,27 @@ class ServerParty(Party):
         Parameters
         ----------
         broadcast : Broadcast
-            What opened the round.
+            Broadcast that opened the round.
         replies : mapping of int to Releases
-            By partition, in any order.
+            Replies by partition, in any order.
         failed, refused : mapping of int to str, optional
-            Partitions without a reply, with reasons.
+            Reasons of partitions without a reply.
         least : int
-            Usable replies that a round needs.
+            Least number of usable replies.
         added : RunningSum, optional
-            The sum of the models, where replies hold none.
+            Sum of the models, if replies hold none.
         seals : mapping of int to str, optional
-            By partition, what the replies' receipts are made with; needed if the broadcast carried a receipt.
+            Seals of the replies by partition; required if the broadcast has a receipt.
         asked : int
             Number of sites that were asked, for the receipt.
 
         Raises
         ------
         NoReplyError
-            If fewer replies can be used.
+            If fewer than `least` replies can be used.
         BudgetError
-            If the server's budget does not allow the release, or it is another trusted sum of a round that was summed
-            before; nothing was handed over.
+            If the server's budget does not allow the release, or it would be a second trusted sum of a round. Nothing
+            was released.
         """
         self.require_rounds(broadcast.public.round - 1)
         public = broadcast.public
@@ -348,12 +349,12 @@ class ServerParty(Party):
     def _receipt(
         self, broadcast: Broadcast, leaves: Sequence[str], asked: int, model: str
     ) -> Mapping[str, Any]:
-        """Return the receipt of a round, for its ledger line."""
+        """Return the receipt of a round for its ledger line."""
         before = Receipt.parse(broadcast.public.receipt)
         return receipt_of(broadcast, leaves, asked, model, before).values()
 
     def _require_declared(self, spend: Spend) -> None:
-        """Refuse a promise that the server side does not declare: cohorts and figures followed what it declares."""
+        """Refuse a promise that the server side does not declare, as cohorts and figures relied on its declaration."""
         promise, server = spend.guarantee, self.method.server
         if promise.proven and not (server.may_be_proven and promise.relation == server.relation):
             declared = f"relation = {server.relation!r}, may_be_proven = {server.may_be_proven}"
@@ -365,7 +366,7 @@ class ServerParty(Party):
     def _admitted(
         self, replies: Mapping[int, Releases], start: Tensor, added: RunningSum | None
     ) -> tuple[Replies, tuple[int, ...], dict[int, str]]:
-        """Return the replies that can be used, their partitions, ascending, and why the others cannot be used."""
+        """Return the usable replies, their partitions (ascending), and why the others cannot be used."""
         rule = self.method.server.rule
         counted = rule is not None and rule.by_examples
         partitions = tuple(sorted(replies))
@@ -382,7 +383,7 @@ class ServerParty(Party):
         return Replies(list(usable.values()), added), tuple(usable), invalid
 
     def _check_reply(self, reply: Releases, dtype: torch.dtype, counted: bool, added: bool) -> None:
-        """Refuse a reply that cannot be combined, or is on other terms than the server's."""
+        """Refuse a reply that cannot be combined, or was made on other terms than the server's."""
         if isinstance(self.method.server, SecureSum):
             self.method.server.check_reply(reply, self.layout.size)
         else:
@@ -393,7 +394,7 @@ class ServerParty(Party):
     def _facts(
         self, broadcast: Broadcast, replies: Replies, partitions: tuple[int, ...]
     ) -> ServerFacts:
-        """Collect what the method needs beside the replies."""
+        """Return the facts that the method needs besides the replies."""
         start, needs = broadcast.models[0], self.method.server.needs
         scores = lesson = question = None
         if self.scorer is not None and "public_scores" in needs:
@@ -414,12 +415,12 @@ class ServerParty(Party):
     def publish(
         self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor
     ) -> Releases:
-        """Commit and hand over the round's metrics; nothing where publishing is off or the budget does not hold them.
+        """Commit and return the round's metrics; empty if publishing is off or the budget does not allow them.
 
         Parameters
         ----------
         round_ : int
-            The round that was combined.
+            Number of the combined round.
         names, figures, counts
             See `Publishing.release`.
         """
@@ -428,7 +429,7 @@ class ServerParty(Party):
         return self._measured(round_, PUBLISH, self.publishing, names, figures, counts)
 
     def validate(self, round_: int, losses: Tensor, validation: Validation) -> float | None:
-        """Commit and hand over the noised mean of validation clients' losses [m]; None if the budget lacks it."""
+        """Commit and return the noised mean of validation clients' losses [m]; None if the budget does not allow it."""
         counts = torch.ones(len(losses))
         released = self._measured(
             round_, VALIDATE, validation.publishing(), ("loss",), losses[:, None], counts
@@ -451,19 +452,19 @@ class ServerParty(Party):
 
         try:
             return self._draw(round_, purpose, make)
-        except BudgetError:  # it depends on public costs alone, so that silence tells nothing
+        except BudgetError:  # it depends on public costs only, so silence reveals nothing
             return ()
 
 
 def _cleaned(reasons: Mapping[int, str] | None) -> dict[int, str]:
-    """Make other parties' words safe."""
+    """Make texts of other parties safe to show."""
     return {partition: cleaned(why) for partition, why in (reasons or {}).items()}
 
 
 def _require_enough(
     round_: int, usable: int, least: int, lost: Mapping[int, str], refused: Mapping[int, str]
 ) -> None:
-    """Refuse a round with too few usable replies; one that everybody declined is the end of a budget."""
+    """Refuse a round with too few usable replies; if all clients declined, a budget has ended."""
     if not usable and refused and not lost:
         raise BudgetError(f"round {round_}: every client declined ({next(iter(refused.values()))})")
     reasons = {**lost, **refused}

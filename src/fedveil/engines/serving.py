@@ -1,4 +1,4 @@
-"""Books of a server of a deployed run beside its party: rounds, cost, whom it lost, log, folder."""
+"""Records of a deployed run's server in addition to its party: rounds, cost, failures, log, folder."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -39,20 +39,20 @@ QUOTED_BEFORE = "rounds before this server's are in the clients' own ledgers alo
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """State of a run after a round, with which another server of it begins.
+    """State of a run after a round, from which another server can continue.
 
     Attributes
     ----------
     round : int
-        Rounds done.
+        Number of rounds done.
     models : Tensor
-        [k, d], released in that round.
+        [k, d], models released in that round.
     state : object
-        Of the method's server side.
+        State of the method's server side.
     best : Best
-        The models with the least validation loss.
+        Models with the least validation loss.
     partitions : tuple of int
-        Who belongs to the federation.
+        Partitions of the federation.
     """
 
     round: int
@@ -63,18 +63,18 @@ class Standing:
 
 
 class RunKeeper(Protocol):
-    """Place where a deployed run is kept; `fedveil.evidence.ServerFolder` is one.
+    """Storage of a deployed run, such as `fedveil.evidence.ServerFolder`.
 
     Attributes
     ----------
     path : Path
-        Of the folder.
+        Path of the folder.
     opened : bool
-        Whether a run was begun in it, or goes on.
+        Whether a run was begun or resumed in it.
     resume : bool
-        Whether a run goes on in it.
+        Whether a run is to be resumed in it.
     standing : Standing, optional
-        Where the run stands that goes on, once it is opened; None before the end of its first round.
+        State of the resumed run, after opening; None before the end of its first round.
     """
 
     path: Path
@@ -91,25 +91,25 @@ class RunKeeper(Protocol):
         engine: str,
         done: int = 0,
     ) -> tuple[Ledger, LineStore]:
-        """Begin a run, or go on after the rounds that are done: the server's ledger, and what makes a line durable."""
+        """Begin a run, or resume it after the done rounds; return the server's ledger and its line store."""
 
     def begin(self, run: str, delta: float) -> None:
-        """Bind what the run is, before anything is asked: the framework's id, by which clients' own ledgers know it."""
+        """Record the run's identity before any client is asked: the framework's id, which clients' ledgers also have."""
 
     def record(self, broadcast: Broadcast, replies: Mapping[int, Releases], models: Tensor) -> None:
-        """Keep what was asked for of a round, if anything was."""
+        """Store the requested parts of a round, if any."""
 
     def finish_round(self, log: Round, metrics: Mapping[str, float], standing: Standing) -> None:
-        """Make a round durable, before its models are handed over."""
+        """Make a round durable before its models leave."""
 
     def keep(self, standing: Standing) -> None:
-        """Replace what is known of where the run stands."""
+        """Replace the stored state of the run."""
 
     def finish(self, models: Tensor, serving: "Serving", stopped: str, clients: int) -> None:
-        """Write what the run came to, and let go of the folder."""
+        """Write the result of the run, and release the folder."""
 
     def leave(self) -> None:
-        """Let go of the folder, however the run ended."""
+        """Release the folder, however the run ended."""
 
 
 def served(
@@ -124,14 +124,14 @@ def served(
     scorer: Scorer | None = None,
     tutor: Tutor | None = None,
 ) -> ServerParty:
-    """Return the server of a method, whose ledger lies in a folder or in memory; or the one that is given.
+    """Return the server of a method, with its ledger in a folder or in memory; or the given server.
 
-    `scorer` and `tutor` are those of `ServerParty`, where it has public data.
+    `scorer` and `tutor` are those of `ServerParty`, if it has public data.
 
     Raises
     ------
     FieldError
-        If a method has no layout, a server is given what is its own, or rounds are done that its ledger lacks.
+        If a method has no layout, an argument duplicates one of the given server, or its ledger lacks done rounds.
     """
     if folder is not None and folder.resume and done:
         raise FieldError("done", done, f"leave it out: {folder.path} knows how far the run came")
@@ -174,35 +174,35 @@ def served(
 
 
 class Serving:
-    """The rounds of a deployed run, and their cost so far, as far as a server can know it.
+    """Rounds of a deployed run, and their cost so far, as far as a server can know it.
 
     Parameters
     ----------
     server : ServerParty
-        Combines them; its ledger and budget count under central trust.
+        Server that combines them; its ledger and budget count under central trust.
     rounds : int
-        Rounds planned.
+        Planned number of rounds.
     delta : float
-        At which an epsilon is stated, unless the budget names its own.
+        Delta of the stated epsilon, unless the budget has its own.
     folder : RunKeeper, optional
-        Opened, where the run is to be kept.
+        Opened storage of the run.
     least : int
-        Usable replies that a round needs.
+        Least number of usable replies.
     log : Logger
-        The framework's.
+        Log of the framework.
 
     Attributes
     ----------
     server : ServerParty
-        As given.
+        Server, as given.
     history : list of Round
-        What happened in each round.
+        Log of each round.
     metrics : dict of str to float
-        Mean metrics of the clients that the last round combined.
+        Mean metrics of the clients in the last round.
     best : Best
-        The models with the least validation loss.
+        Models with the least validation loss.
     partitions : tuple of int
-        Who belongs to the federation.
+        Partitions of the federation.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Serving:
         if server.budget is not None and server.budget.terms is not None:
             self.delta = server.budget.terms["delta"]
         self._central = server.method.client.trust == "central"
-        # clients were asked before; at what cost is not known here
+        # clients were asked before, at a cost that is not known here
         self._earlier = bool(server.ledger.entries) or (folder is not None and folder.resume)
         self.best, self.partitions = Best(), tuple[int, ...]()
         self._quotes: list[Spend] = []
@@ -233,10 +233,10 @@ class Serving:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Promise of the rounds so far together; under local trust to a client that took part in all of them.
+        """Promise of all rounds so far together; under local trust to a client that took part in all of them.
 
-        Quotes of rounds before this server are in no ledger of its own. Then there is no total: each client's own
-        ledger has it. A question whose answers nobody waited for counts: clients may have spent it.
+        If an earlier server did some rounds, this server does not know their quotes and states no total; each client's
+        own ledger has it. A question whose answers were not awaited counts, because clients may have paid for it.
         """
         if self._central:
             return total_of(self.server.ledger) if self.server.ledger.entries else unprotected()
@@ -264,7 +264,7 @@ class Serving:
         roster: Sequence[PublicKey] = (),
         attempt: int = 0,
     ) -> Broadcast:
-        """Open a round, and note what a client is to spend on it: the quote that it makes itself, which is public."""
+        """Open a round, and record the public quote of a client's cost for it."""
         broadcast = self.server.open(models, round_, rounds, cohort, roster, attempt)
         broadcast = self.server.receipted(broadcast)
         side = self.server.method.client
@@ -274,13 +274,13 @@ class Serving:
         return broadcast
 
     def asked(self, answers: Collected) -> None:
-        """Count what was asked, unless all declined: whoever answered has spent it, even if no round comes of it."""
+        """Count a question unless all clients declined: clients that answered have paid, even if the round then fails."""
         if answers.replies or answers.failed:
             self._quotes += self._asked
         self._asked = []
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
-        """Combine a round, keep and tell it: the next models [k, d], and the round."""
+        """Combine, store and report a round; return the next models [k, d] and the log of the round."""
         opened, log = self.server.combine(
             broadcast,
             answers.replies,
@@ -312,7 +312,7 @@ class Serving:
         return opened.models, log
 
     def validated(self, best: Best, round_: int, models: Tensor) -> None:
-        """Keep what a round's validation came to."""
+        """Store the result of a round's validation."""
         self.best = best
         if self._folder is not None:
             self._folder.keep(self._standing(round_, models))
@@ -321,7 +321,7 @@ class Serving:
         return Standing(round_, models, self.server.state, self.best, self.partitions)
 
     def end(self, models: Tensor, stopped: str, clients: int, done: int = 0) -> None:
-        """Tell what the run came to."""
+        """Report the result of the run."""
         if stopped:
             self._log.warning("FedVeil ended the run early: %s", stopped)
         for partition, why in self.always_failed().items():
@@ -336,10 +336,9 @@ class Serving:
             self._log.info("written to %s", self._folder.path)
 
     def always_failed(self) -> dict[int, str]:
-        """Clients that failed in every round in which they were asked, with the last reason.
+        """Return the clients that failed in every round in which they were asked, with the last reason.
 
-        Under local trust a failed client answers with a zero update, so that the server sees those alone whose whole
-        node failed.
+        Under local trust a failed client answers with a zero update, so the server sees only failures of whole nodes.
         """
         lost: dict[int, str] = {}
         for log in self.history:
@@ -350,7 +349,7 @@ class Serving:
         return {partition: why for partition, why in sorted(lost.items()) if partition not in well}
 
     def _spent(self, log: Round | None = None) -> str:
-        """Status, unit and epsilon spent, and what is left of the budget after a round."""
+        """Return status, unit and spent epsilon, and the rest of the budget, after a round."""
         spent = self.guarantee.describe(self.delta)
         if not self._central:
             return (
@@ -360,7 +359,7 @@ class Serving:
         return f"spent: {spent}{left}"
 
     def _rounds_left(self, log: Round) -> str:
-        """Say how many more rounds like the last one the server's budget holds."""
+        """Return how many more rounds like the last one the server's budget allows, as text."""
         budget, planned = self.server.budget, self.rounds - log.number
         if budget is None:
             return ""
@@ -374,7 +373,7 @@ class Serving:
 
 
 def mean_metrics(replies: Mapping[int, Releases]) -> dict[str, float]:
-    """Return the mean of each metric over the clients that sent it, weighted by counts (each 1 where there is none)."""
+    """Return the mean of each metric over the clients that sent it, weighted by counts (1 for a client without one)."""
     sent = dict[str, list[tuple[float, float]]]()
     for partition in sorted(replies):
         count = count_of(replies[partition])
@@ -386,7 +385,7 @@ def mean_metrics(replies: Mapping[int, Releases]) -> dict[str, float]:
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of (weight, value): finite, whatever finite numbers somebody sent."""
+    """Return the mean of (weight, value), which is finite for any finite numbers."""
     weights = sum(weight for weight, _ in weighted)
     mean = sum(weight * value for weight, value in weighted) / weights
     if isfinite(mean):

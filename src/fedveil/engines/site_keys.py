@@ -1,4 +1,4 @@
-"""The sites of secure sums: all of one process, each with a key of its own; or the one that a deployed node is."""
+"""Sites of secure sums: those of one process, each with its own key, or the site of a deployed node."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from fedveil.mechanisms import Source
 from fedveil.secure import PublicKey, Site, SiteKey, roster
 
 FIRST = "fedveil site key 1"
-DIGEST = 64  # letters of a ledger's id
+DIGEST = 64  # digits of a ledger's id
 
 
 def make_key(path: str | Path) -> SiteKey:
@@ -24,7 +24,7 @@ def make_key(path: str | Path) -> SiteKey:
     Raises
     ------
     FieldError
-        As `write_private`.
+        As in `write_private`.
     """
     key, secret = SiteKey.new()
     write_private(path, FIRST, secret)
@@ -37,21 +37,21 @@ def read_key(path: str | Path) -> SiteKey:
     Raises
     ------
     FieldError
-        As `read_private`.
+        As in `read_private`.
     """
     return SiteKey(read_private(path, FIRST, 64))
 
 
 def bind_key(path: str | Path, ledger: str) -> None:
-    """Have a key answer from one ledger alone, whose id its file holds from the first use on.
+    """Bind a key to one ledger: from the first use on, the key's file holds the ledger's id.
 
-    A second ledger knows nothing of what was answered from the first: it would answer the same question about other
-    data, under the same masks.
+    A second ledger would not know the first one's answers. It could answer the same question about other data, under
+    the same masks.
 
     Raises
     ------
     FieldError
-        If it is another ledger's, or its file cannot be written.
+        If the key is bound to another ledger, or its file cannot be written.
     """
     file, line = Path(path).expanduser(), f"{LEDGER}{ledger}"
     try:
@@ -59,10 +59,10 @@ def bind_key(path: str | Path, ledger: str) -> None:
         if not _bound(text):
             torn = (
                 "" if text.endswith("\n") else "\n"
-            )  # half a line of a process that died: it answered nothing
+            )  # half a line of a process that died before it answered anything
             with file.open(
                 "ab", buffering=0
-            ) as stream:  # of two processes that do so, the first line counts
+            ) as stream:  # if two processes write at once, the first line counts
                 stream.write(f"{torn}{line}\n".encode())
                 os.fsync(stream.fileno())
         bound = _bound(file.read_text("ascii"))[0]
@@ -78,7 +78,7 @@ def bind_key(path: str | Path, ledger: str) -> None:
 
 
 def _bound(text: str) -> list[str]:
-    """Return the whole lines of a key's file that bind it."""
+    """Return the complete lines of a key's file that bind the key."""
     return [
         line
         for line in text.splitlines()
@@ -87,12 +87,12 @@ def _bound(text: str) -> list[str]:
 
 
 def end_key(path: str | Path) -> SiteKey:
-    """Destroy a key: overwrite its file and remove it. Copies and backups are its owner's to find.
+    """Destroy a key: overwrite its file and remove it. Its owner has to find copies and backups.
 
     Raises
     ------
     FieldError
-        As `read_key`.
+        As in `read_key`.
     """
     file, key = Path(path).expanduser(), read_key(path)
     with file.open("r+b") as stream:
@@ -110,19 +110,19 @@ class SiteKeys:
     Parameters
     ----------
     keys : sequence of SiteKey
-        One a client, or none at all.
+        One key for each client, or none at all.
     """
 
     keys: Sequence[SiteKey] = ()
 
     @classmethod
     def of(cls, given: Sequence[SiteKey], clients: int, source: Source, seed: int) -> "SiteKeys":
-        """The given keys, or made ones: fresh where the source is deployable, else of the seed, to be drawn again.
+        """Return the given keys, or make keys: fresh ones with a secure source, else reproducible ones from the seed.
 
         Raises
         ------
         FieldError
-            If there is another number of keys than of clients, one is no key, or two clients have one.
+            If the numbers of keys and clients differ, a value is not a key, or two clients share one.
         """
         for key in given:
             if not isinstance(key, SiteKey):
@@ -141,7 +141,7 @@ class SiteKeys:
         return cls(tuple(keys))
 
     def __bool__(self) -> bool:
-        """Whether sums are secure."""
+        """Whether there are keys, and so secure sums."""
         return bool(self.keys)
 
     def roster(self, cohort: Iterable[int]) -> list[PublicKey]:
@@ -151,7 +151,7 @@ class SiteKeys:
         return [self.keys[partition].public for partition in cohort]
 
     def site(self, partition: int) -> Site | None:
-        """Return a client's side of the contract, which pins the keys of all others."""
+        """Return a client's side of the contract, with the keys of all others pinned."""
         if not self.keys:
             return None
         peers = [key.public.hex() for i, key in enumerate(self.keys) if i != partition]
@@ -161,12 +161,12 @@ class SiteKeys:
 def site_of(
     key: str | Path | None, policy: Policy | None, ledger: str | Path | None, dataset: str
 ) -> Site:
-    """Make the site that a deployed node is: its key, its policy's peers, and the one ledger that the key is for.
+    """Return the site of a deployed node: its key, its policy's peers, and the one ledger of the key.
 
     Raises
     ------
     FieldError
-        Naming what is missing or cannot be used, and the fix: for the node's own log, and not for the server.
+        If something is missing or unusable; the text names it and the fix, for the node's own log only.
     """
     if key is None:
         raise FieldError(

@@ -1,4 +1,4 @@
-"""States as flat dictionaries, for checkpoints and for message records."""
+"""States as flat dictionaries, for checkpoints and message records."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -11,12 +11,12 @@ PlainValue = int | float | str | bool
 
 
 def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, PlainValue]]:
-    """Split a state dataclass into tensors and plain values, keyed by dotted path; None is left out.
+    """Split a state dataclass into tensors and plain values by dotted path; None values are left out.
 
     Raises
     ------
     FieldError
-        If a field holds something else.
+        If a field holds any other value.
     """
     tensors: dict[str, Tensor] = {}
     values: dict[str, PlainValue] = {}
@@ -40,7 +40,7 @@ def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Pla
 def unpack(
     template: Any, tensors: dict[str, Tensor], values: dict[str, PlainValue], prefix: str = ""
 ) -> Any:
-    """Rebuild a state from what `pack` gave, on a fresh state of the same kind."""
+    """Rebuild a state from the result of `pack`, on a fresh state of the same kind."""
     changes: dict[str, Any] = {}
     for f in fields(template):
         key, fresh = f"{prefix}{f.name}", getattr(template, f.name)

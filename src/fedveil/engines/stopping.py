@@ -1,4 +1,4 @@
-"""Early stopping on validation clients: clients that never train, and whose losses are releases."""
+"""Early stopping on validation clients, which never train and whose losses are releases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,25 +20,25 @@ from fedveil.methods.publishing import Validation
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Parameters):
-    """Clients that validate, how often, and when to stop.
+    """Early stopping: validation clients, frequency of validation, and stopping rule.
 
     Parameters
     ----------
     clients : sequence of ClientData or of tuples
         Clients ``(x, y)`` that never train and share no record with those that do.
     patience : int
-        Validations in a row without a better loss, after which the run ends.
+        Number of consecutive validations without a better loss after which the run ends.
     every : int
-        v: the models of each v-th round are validated.
+        Number of rounds between validations.
     sample : int, optional
-        Validation clients asked each time, drawn anew. Default: all.
+        Number of validation clients asked each time, drawn anew. Default: all.
     min_delta : float
-        By how much a loss must fall to count as better; of the size of the noise in it, or chance decides.
+        Least fall of the loss that counts as better. Choose it as large as the noise on the loss, or chance decides.
     validation : Validation
-        How the losses leave.
+        Release of the losses.
     allow_equal_rows : bool
-        Whether rows that a training and a validation client have alike are different records, as in data of few
-        distinct rows. By default they are refused.
+        Whether equal rows of a training and a validation client are different records, as in data with few distinct
+        rows. By default equal rows are refused.
 
     Examples
     --------
@@ -60,14 +60,14 @@ class EarlyStopping(Parameters):
     allow_equal_rows: bool = False
 
     def following(self, best: Best, loss: float, round_: int, models: Tensor) -> Best:
-        """Return the best models after those of a round [k, d] had this loss."""
+        """Return the best models so far, after a round's models [k, d] had this loss."""
         margin = self.min_delta if isfinite(best.loss) else 0.0
         if loss < best.loss - margin:
             return Best(loss, round_, 0, models.clone())
         return replace(best, waited=best.waited + 1)
 
     def ends(self, best: Best) -> str:
-        """Say why the run is over, or ""."""
+        """Return the reason why the run is over, or ""."""
         if best.waited < self.patience:
             return ""
         waited = f"no better validation loss in {best.waited} validations"
@@ -75,23 +75,23 @@ class EarlyStopping(Parameters):
 
 
 class Validator(Party):
-    """One validation client: its ledger is charged for every loss that leaves, as far as policy and budget allow.
+    """Validation client, whose ledger is charged for every released loss as far as policy and budget allow.
 
     Parameters
     ----------
     method : Method
-        Of the run: a policy allows it or not.
+        Method of the run, which a policy allows or refuses.
     policy : Policy, optional
-        What the client's owner allows.
+        Policy of the client's owner.
     validation : Validation
-        How losses leave.
+        Release of the losses.
     ledger, source, budget, store
         See `Party`.
 
     Attributes
     ----------
     cap : int, optional
-        Releases of one run, at most, where the client pays for them.
+        Most releases of one run, if the client pays for them.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Validator(Party):
         self.cap = cap_of(validation, self._trust)
 
     def declines(self, round_: int) -> str:
-        """Say why the client sends no loss in this round, before its data are touched; "" if it does.
+        """Return, before data are touched, the reason why the client sends no loss in this round; "" if it does.
 
-        Under central trust, where the server pays for the noise, a policy and a budget count participations.
+        Under central trust the server pays for the noise; policy and budget then count participations.
         """
         spend, public = self._validation.quote(self._trust), self._validation.losses == "public"
         if self.ledger.find((round_, VALIDATE)) is not None:
@@ -120,7 +120,7 @@ class Validator(Party):
         if self.policy is not None and public:
             return 'a policy allows no loss in the clear: set losses to "noised"'
         if self._trust != "central" or public:
-            return self._forbidden(self._method, spend)  # what leaves is charged when it does
+            return self._forbidden(self._method, spend)  # the release is charged when it leaves
         if self.policy is None and self.budget is None:
             return ""
         if not self._charge(spend):
@@ -134,7 +134,7 @@ class Validator(Party):
         Raises
         ------
         BudgetError
-            If policy or budget do not hold another release.
+            If policy or budget do not allow another release.
         """
         drawn = self._draw(
             round_, VALIDATE, lambda source: self._validation.release(loss, self._trust, source)
@@ -142,7 +142,7 @@ class Validator(Party):
         return float(drawn[0].value)
 
     def spent(self, before: int) -> int:
-        """Count the releases made before a round."""
+        """Return the number of releases made before a round."""
         earlier = [
             entry
             for entry in self.ledger.entries
@@ -156,14 +156,14 @@ class Validator(Party):
 
 
 def cap_of(validation: Validation, trust: accounting.Trust) -> int | None:
-    """Return the most releases of one validation client in a run; None where it does not pay for them."""
+    """Return the most releases of a validation client in a run; None if the client does not pay for them."""
     if validation.losses == "noised" and trust != "central":
         return validation.releases
     return None
 
 
 def drawn(rule: EarlyStopping, seed: int, round_: int, everybody: Sequence[int]) -> list[int]:
-    """Draw the validation clients that are asked after a round; nobody where it is not validated."""
+    """Draw the validation clients that are asked after a round; none if the round is not validated."""
     if round_ % rule.every or not everybody:
         return []
     return draw_cohort(seed, -round_, everybody, min(rule.sample or len(everybody), len(everybody)))

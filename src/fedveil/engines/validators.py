@@ -1,4 +1,4 @@
-"""The validation clients of a run in one process. They share no record, and no person, with clients that train."""
+"""Validation clients of a run in one process, which share no record and no person with clients that train."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,28 +22,28 @@ from fedveil.learning.clients import as_client
 Clients = Sequence[ClientData]
 Marks = Callable[
     [ClientData], Iterator[int | bytes]
-]  # what tells a client's rows or persons from others
-BLOCK = 4096  # rows that are looked at together
+]  # keys by which a client's rows or persons are compared
+BLOCK = 4096  # rows that are compared at once
 
 
 class Validators:
-    """The validation clients of a run, and what follows from their losses.
+    """Validation clients of a run, and early stopping by their losses.
 
     Parameters
     ----------
     rule : EarlyStopping
-        Who validates, when, and when to stop.
+        Rule of early stopping.
     parties : Parties
-        The clients that train, with whom validation clients share no record and no person.
+        Parties of the clients that train; validation clients share no record and no person with them.
     server : ServerParty
-        Charged under central trust.
+        Server, which pays under central trust.
     say : callable
-        Takes why a validation client declines.
+        Receiver of the reason if a validation client declines.
 
     Attributes
     ----------
     best : Best
-        What a checkpoint has to keep.
+        Best models so far, to be kept in checkpoints.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Validators:
             tried = deepcopy(self._budget(partition))
             if (
                 tried is not None
-            ):  # one that cannot hold such a release says so before anything is trained
+            ):  # a client that cannot make such a release refuses before training
                 tried.admit_spend(quoted)
 
     def _budget(self, partition: int) -> accounting.SpendFilter | None:
-        """Make a fresh filter of a validation client: they are numbered behind the clients that train."""
+        """Make a fresh filter of a validation client; these are numbered after the clients that train."""
         return self._parties.budget(len(self._parties.data) + partition)
 
     def validator(self, partition: int) -> Validator:
-        """Return the party of one validation client; made when it is first needed."""
+        """Return the party of a validation client, made when it is first needed."""
         if partition not in self._validators:
             ledger, store = self._parties.ledger(f"{VALIDATORS}{partition}")
             self._validators[partition] = Validator(
@@ -90,7 +90,7 @@ class Validators:
         return self.rule.ends(self.best)
 
     def validate(self, models: Tensor, round_: int) -> float | None:
-        """Return the released validation loss of the models [k, d] of a round; None where none is due, or left."""
+        """Return the released validation loss of a round's models [k, d]; None if none is due or allowed."""
         asked = self._asked(round_)
         if not asked:
             return None
@@ -100,12 +100,12 @@ class Validators:
         return value
 
     def _validated(self, asked: Sequence[int], models: Tensor, round_: int) -> float | None:
-        """Measure models [k, d], and return the loss as it is released."""
+        """Measure models [k, d], and return the released loss."""
         losses = self._losses([self.clients[partition] for partition in asked], models)
         return self._released(asked, losses, round_)
 
     def forecast(self, round_: int) -> None:
-        """Release losses of zero where some are due: for a forecast of their cost, which no loss changes."""
+        """Release losses of zero in validated rounds, to forecast their cost, which depends on no loss."""
         asked = self._asked(round_)
         if asked:
             self._released(asked, torch.zeros(len(asked), dtype=torch.float64), round_)
@@ -116,9 +116,9 @@ class Validators:
         return {ledger.party: ledger for ledger in ledgers}
 
     def _asked(self, round_: int) -> list[int]:
-        """Sample those whose number of releases is not used up, and leave out those who decline.
+        """Return the sampled clients that have releases left and do not decline.
 
-        Public facts alone decide. Nobody in a round that is not validated.
+        Only public facts decide. The list is empty in a round that is not validated.
         """
         allowed = list(range(len(self.clients)))
         cap = cap_of(self.rule.validation, self._trust)
@@ -141,12 +141,12 @@ class Validators:
             return self._server.validate(round_, losses, self.rule.validation)
         sent = []
         for partition, loss in zip(asked, losses.tolist(), strict=True):
-            with suppress(BudgetError):  # public costs alone decide, so that silence tells nothing
+            with suppress(BudgetError):  # only public costs decide, so silence reveals nothing
                 sent.append(self.validator(partition).send(loss, round_))
         return sum(sent) / len(sent) if sent else None
 
     def _losses(self, clients: Sequence[ClientData], models: Tensor) -> Tensor:
-        """Measure each client's best hypothesis [m]; infinite where there is none."""
+        """Return the loss of each client's best hypothesis, [m]; infinite if there is none."""
         learner = self._learner
         losses = []
         try:
@@ -155,7 +155,7 @@ class Validators:
             ]
         except (
             Exception
-        ):  # someone's data: then one by one, so that only that client's loss is infinite
+        ):  # a client's data failed; measured one by one, only that client's loss is infinite
             for client in clients:
                 try:
                     losses.append(
@@ -169,12 +169,12 @@ class Validators:
 
 
 def _read(rule: EarlyStopping) -> list[ClientData]:
-    """Read the data of validation clients, each of which needs an example.
+    """Read the data of validation clients, which each need an example.
 
     Raises
     ------
     FieldError
-        If there is none, one is empty, or the sample is larger.
+        If there is no client, a client is empty, or the sample is larger than their number.
     """
     clients = [as_client(given, f"stopping.clients[{i}]") for i, given in enumerate(rule.clients)]
     empty = [i for i, client in enumerate(clients) if not client.examples]
@@ -188,21 +188,21 @@ def _read(rule: EarlyStopping) -> list[ClientData]:
 def require_disjoint(
     training: Clients, validating: Clients, allow_equal_rows: bool, people: bool = False
 ) -> None:
-    """Refuse a validation client that holds a row, or a person, of a training client; held-out rows are included.
+    """Refuse a validation client that shares a row or a person with a training client, held-out rows included.
 
     Parameters
     ----------
     training, validating : sequence of ClientData
-        Both sides.
+        Clients of both sides.
     allow_equal_rows : bool
-        Whether equal rows are different records: then rows are compared by where they lie in memory alone.
+        Whether equal rows are different records. If so, rows are compared only by their place in memory.
     people : bool
-        Whether persons are protected: then the numbers that clients give for theirs are compared, too.
+        Whether persons are protected. If so, the clients' numbers of persons are also compared.
 
     Raises
     ------
     FieldError
-        Naming the first validation client that shares one.
+        For such a client; the text names the first one.
     """
     marks: list[Marks] = [_places]
     if not allow_equal_rows:
@@ -220,7 +220,7 @@ def require_disjoint(
 def _require_unheld(
     client: ClientData, field: str, marks_of: Marks, held: Mapping[int | bytes, int]
 ) -> None:
-    """Refuse a client of which a mark is a training client's."""
+    """Refuse a client one of whose marks belongs to a training client."""
     for mark in marks_of(client):
         if mark in held:
             what = "persons" if marks_of is _people else "rows"
@@ -232,7 +232,7 @@ def _require_unheld(
 
 
 def _tables(client: ClientData) -> list[Tensor]:
-    """Return the rows that a client trains or validates on."""
+    """Return the rows on which a client trains or validates."""
     return [rows for rows in (client.x, client.test_x) if rows is not None and rows.numel()]
 
 
@@ -261,5 +261,5 @@ def _contents(client: ClientData) -> Iterator[int | bytes]:
                 .reshape(-1, rows[0].numel())
                 .to(torch.float64)
             )
-            for row in (block + 0.0).numpy():  # of two zeros one
+            for row in (block + 0.0).numpy():  # zero and minus zero count as equal
                 yield blake2b(row.tobytes(), digest_size=16).digest()

@@ -1,7 +1,8 @@
-"""Warnings of what is likely wrong with a run, each said once and with the fix: in the same words under every engine.
+"""Warnings about likely problems of a run, each given once with the fix, in the same words under every engine.
 
-A server under local trust is told nothing here that follows a client's data: it sees noised replies and public facts.
-What a client's own update shows is said on that client's node, or to the experimenter who holds all of them.
+Under local trust a server gets no warning here that depends on a client's data, as it sees only noised replies and
+public facts. A warning about a client's own update appears on that client's node, or for the experimenter who holds all
+clients.
 """
 
 import math
@@ -21,31 +22,31 @@ from fedveil.logs import LONGEST
 from fedveil.methods import ClientFacts, Method, Releases, models_of
 
 LOST = 25.0  # nats: worse than guessing among ten thousand million classes
-FAR = 4.0  # times the length of the updates, from which a clip only adds noise
-JUMP = 100.0  # times the length of the model (or 1), which no useful update has
+FAR = 4.0  # multiple of the updates' length above which a clip only adds noise
+JUMP = 100.0  # multiple of the model's length (or of 1) that no useful update has
 ASKED = 20  # clients whose updates are measured
 
 
 class RunWarning(UserWarning):
-    """Category of the lines of `Warnings` that nobody takes."""
+    """Category of `Warnings` lines without another receiver."""
 
 
 class Warnings:
-    """Says each kind of trouble once.
+    """Warnings of a run; each kind is given once.
 
     Parameters
     ----------
     method : Method
-        Of the run.
+        Method of the run.
     layout : Layout
-        Of the model.
+        Layout of the model.
     tell : callable
-        Takes each line, which is for whoever may see what it was given.
+        Receiver of the lines; it must be allowed to see the values that are checked.
 
     Attributes
     ----------
     said : dict of str to str
-        What was told, by kind.
+        Lines that were given, by kind.
     """
 
     def __init__(self, method: Method, layout: Layout, tell: Callable[[str], None]) -> None:
@@ -53,13 +54,13 @@ class Warnings:
         self.said: dict[str, str] = {}
 
     def say(self, kind: str, text: str) -> None:
-        """Tell a line, unless one of its kind was told."""
+        """Give a line, unless one of its kind was given before."""
         if kind not in self.said:
             self.said[kind] = cleaned(text, LONGEST)
             self._tell(self.said[kind])
 
     def planned(self, rounds: int, cohort: int) -> None:
-        """Look at what is known before anything is trained."""
+        """Check the plan, before training."""
         planned = self._method.planned or rounds
         if rounds > planned:
             beyond = f"rounds = {rounds}, and the noise is planned for {planned}: what it promises in total holds for"
@@ -68,7 +69,7 @@ class Warnings:
             self.protected([()] * cohort, cohort)
 
     def unread(self, models: int) -> None:
-        """Look at training code that does not say which of a broadcast's models it took."""
+        """Check for training code that does not report which of a broadcast's models it took."""
         if models > 1:
             all_of = f"the broadcast has {models} models, and training code does not say which one it took: the first "
             all_of += "counts as its choice, and nobody trains the others"
@@ -78,16 +79,16 @@ class Warnings:
             )
 
     def noise(self, ratio: float, clip: float, longest: float, layers: bool = False) -> None:
-        """Compare the noise on what a round (or a noisy step) averages with the clip and with the median update.
+        """Compare the noise on the mean of a round (or a noisy step) with the clip and with the median update.
 
         Parameters
         ----------
         ratio : float
-            Its length, in multiples of the clip.
+            Length of the noise, in multiples of the clip.
         clip, longest : float
-            The clip, and the median update's length; 0 where that is not known.
+            Clip, and length of the median update (0 if it is not known).
         layers : bool
-            Whether the clip is that of all layers together, each of which has its own.
+            Whether the clip is that of all layers together, while each layer has its own.
         """
         if ratio > 1 / ENOUGH:
             mean = "a round's mean" if self._method.noisy is None else "a step's mean gradient"
@@ -105,7 +106,7 @@ class Warnings:
             self.say("clip", f"{far}, {mend} (in a deployment, as measured on public data)")
 
     def _ways(self) -> list[str]:
-        """List what would shorten this method's noise beside what it protects, and is not turned on already."""
+        """List further ways to reduce this method's noise relative to the signal, beyond those already in use."""
         ways = ["more clients", "fewer parameters", "less noise (a larger epsilon)"]
         if self._method.noisy is None:
             return [*ways, "record level, if single records are what to protect"]
@@ -118,9 +119,9 @@ class Warnings:
     def protected(
         self, scales: Sequence[tuple[float, ...]], replies: int, longest: float = 0.0
     ) -> None:
-        """Look at the noise of clients that protect themselves, where their own scales may be seen.
+        """Check the noise of clients that protect themselves, if their scales may be seen.
 
-        The mean over the replies has that of one over their square root.
+        The noise on the mean is that of one reply divided by the square root of their number.
         """
         client, noisy = self._method.client, self._method.noisy is not None
         used = [scale for scale in scales if scale or noisy]
@@ -142,22 +143,22 @@ class Warnings:
         kind: str = "",
         known: float | None = None,
     ) -> float:
-        """Look at updates before their protection; the median length of some of them.
+        """Check updates before protection, and return the median length of some of them.
 
         Parameters
         ----------
         start : Tensor
-            [d], the model that was trained.
+            [d], model from which training began.
         models : sequence of Tensor
-            [d] each, after training.
+            [d] each, models after training.
         loss, kind : float and str
-            The clients' median training loss, and its name.
+            Median training loss of the clients, and its name.
         known : float, optional
-            The median length, where it was computed.
+            Median length, if it was computed before.
         """
         length = _median_length(start, models[:ASKED]) if known is None else known
         jumped = not (length <= JUMP or length <= JUMP * float(torch.linalg.vector_norm(start)))
-        drowned = "noise" in self.said  # then the loss is large whatever the rate
+        drowned = "noise" in self.said  # then the loss is large for any learning rate
         if (
             jumped
             or not math.isfinite(loss)
@@ -177,16 +178,16 @@ class Warnings:
         loss: float = 0.0,
         kind: str = "",
     ) -> None:
-        """Look at what a server that is trusted received in a round; one that is not sees nothing here.
+        """Check the replies that a trusted server received in a round; an untrusted server gets no warning here.
 
         Parameters
         ----------
         start, loss, kind
             As for `trained`.
         replies : sequence of Releases
-            As they arrived.
+            Replies as they arrived.
         report : mapping of str to float
-            The server's figures.
+            Figures of the server.
         """
         if self._method.client.trust != "central" or not replies:
             return
@@ -203,8 +204,8 @@ class Warnings:
         self.noise(report.get("noise_to_clip", 0.0), report.get("clip", 0.0), length)
 
     def on_node(self, facts: ClientFacts, sent: Releases, scale: tuple[float, ...]) -> None:
-        """Look at what one client trained, on its own node: no line of it is for a server that is not trusted."""
-        with suppress(Exception):  # under local trust a client answers, whatever its data are
+        """Check one client's training on its own node; an untrusted server must not see these lines."""
+        with suppress(Exception):  # under local trust a client must answer, whatever its data are
             longest = self.trained(facts.start, models_of([sent]))
             if self._method.noisy is None:
                 self.protected([scale], facts.broadcast.public.cohort, longest)
@@ -215,6 +216,6 @@ class Warnings:
 
 
 def _median_length(start: Tensor, models: Rows) -> float:
-    """Return the median length of updates; 0 without any."""
+    """Return the median length of updates; 0 without updates."""
     lengths = [float(torch.linalg.vector_norm(model - start)) for model in models]
     return median(lengths) if lengths else 0.0

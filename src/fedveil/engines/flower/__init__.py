@@ -1,1 +1,1 @@
-"""The second engine: the same parties behind Flower's messages; `fedveil.flower` is its front."""
+"""Flower engine: the same parties behind Flower's messages; `fedveil.flower` is its front."""

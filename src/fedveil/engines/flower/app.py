@@ -1,4 +1,4 @@
-"""ClientApps of our own learner: one that trains, one that only validates, and one of a liar."""
+"""ClientApps with our own learner: one trains, one only validates, and one is malicious."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,31 +37,31 @@ def learner_client_app(
     mod: Mod | None = None,
     **options: Any,
 ) -> ClientApp:
-    """A ClientApp that trains with a `Learner`, behind the privacy mod.
+    """Make a ClientApp that trains with a `Learner`, behind the privacy mod.
 
     Parameters
     ----------
     learner : Learner
         Model, layout and local training.
     clients : sequence of ClientData
-        The data of partition 0, 1, ...
+        Data of partition 0, 1, ...
     method : Method or callable, optional
-        As for `privacy_mod`.
+        Method, as for `privacy_mod`.
     seed : int
-        Of training (the noise's randomness is an option of the mod).
+        Seed of training (the randomness of the noise is an option of the mod).
     behaviours : mapping of int to Behaviour, optional
-        Malicious clients, by partition, inside the mod: their method protects what they send.
+        Malicious clients, by partition. They act inside the mod, so their method protects what they send.
     collusion : Collusion, optional
-        What they know of each other and of the honest ones. Default: nothing.
+        Knowledge of malicious clients about each other and about honest ones. Default: none.
     mod : Mod, optional
-        In the place of the privacy mod, for nodes of an adversary.
+        Mod in place of the privacy mod, for nodes of an adversary.
     **options
         Passed to `privacy_mod`.
 
     Returns
     -------
     ClientApp
-        With a train and an evaluate function.
+        App with a train and an evaluate function.
     """
     layout = learner.layout
     require_pairs(learner.model, clients, learner.local.loss)
@@ -121,18 +121,18 @@ def validator_client_app(
     validation: Validation,
     **options: Any,
 ) -> ClientApp:
-    """A ClientApp that only validates: it measures the loss of a broadcast model, and the mod makes it a release.
+    """Make a ClientApp that only validates: it measures a broadcast model's loss, and the mod releases the loss.
 
     Parameters
     ----------
     learner : Learner
         Model, layout and loss.
     clients : sequence of ClientData
-        The data of partition `first`, `first` + 1, ...
+        Data of partition `first`, `first` + 1, ...
     first : int
-        Of its partitions: nodes that train come before.
+        First partition; nodes that train have the numbers below.
     method : Method
-        As for `privacy_mod`.
+        Method, as for `privacy_mod`.
     validation : Validation
         How losses leave.
     **options
@@ -157,16 +157,16 @@ def validator_client_app(
 
 
 def lying_mod(layout: Layout, client: ClientSide, lent: Callable[[int, int], Source]) -> Mod:
-    """A mod of an adversary in the place of the privacy mod: it protects nothing, and marks its replies all the same.
+    """Make an adversary's mod in place of the privacy mod: it protects nothing, but marks its replies as protected.
 
     Parameters
     ----------
     layout : Layout
-        What the model shares.
+        Layout of the model.
     client : ClientSide
-        That of the method which it claims to run.
+        Client side of the method that the adversary claims to run.
     lent : callable
-        ``(partition, round)``: the randomness of training code that asks for some.
+        Function ``(partition, round)`` that returns the randomness for training code.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -182,7 +182,9 @@ def lying_mod(layout: Layout, client: ClientSide, lent: Callable[[int, int], Sou
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             return Message(Error(records.FAILED, why), reply_to=message)
-        if client.trust != "central":  # no other release than a model is expected of a client
+        if (
+            client.trust != "central"
+        ):  # under local trust a server expects only a model from a client
             releases = releases[:1]
         return Message(records.write_reply(releases, layout, partition, client), reply_to=message)
 
@@ -190,7 +192,7 @@ def lying_mod(layout: Layout, client: ClientSide, lent: Callable[[int, int], Sou
 
 
 def _data_of(context: Context, clients: Sequence[ClientData]) -> tuple[int, ClientData]:
-    """The partition of a node, and its data."""
+    """Return the partition of a node, and its data."""
     partition = partition_of(context)
     if partition >= len(clients):
         raise FieldError(
@@ -200,7 +202,7 @@ def _data_of(context: Context, clients: Sequence[ClientData]) -> tuple[int, Clie
 
 
 def _measured(learner: Learner, models: Tensor, client: ClientData) -> Figures:
-    """Loss and accuracy on a client's held-out examples, of the model that does best for it; nothing without any."""
+    """Return loss and accuracy on a client's held-out examples, of the model that fits best; empty without examples."""
     if client.test_x is None or client.test_y is None:
         return Figures()
     loss = learner.local.loss
@@ -213,6 +215,6 @@ def _measured(learner: Learner, models: Tensor, client: ClientData) -> Figures:
 
 
 def with_buffers(client: ClientData, context: Context) -> ClientData:
-    """A client with the statistics that its node keeps, if it keeps any."""
+    """Return a client with the statistics that its node keeps, if any."""
     own = records.tensors_in(context.state, records.BUFFERS)
     return replace(client, buffers=own) if own else client

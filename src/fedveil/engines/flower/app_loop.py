@@ -1,4 +1,4 @@
-"""FedVeil's lots in the training loop of a Flower app: the app's loop, optimiser and schedule stay."""
+"""FedVeil's lots in the training loop of a Flower app, which keeps its loop, optimiser and schedule."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -25,32 +25,32 @@ def app_loop(
     *,
     keys: Sequence[str] = (),
 ) -> AppLoop:
-    """Train on FedVeil's lots in an app's own loop; `write_trained` then makes the reply.
+    """Return FedVeil's lots for an app's own training loop; `write_trained` then makes the reply.
 
     Parameters
     ----------
     message : Message
-        The server's train message, which begins the round.
+        Train message of the server, which begins the round.
     trainer : PrivateTrainer
-        That of the app's `privacy_mod`; its method says ``loop = "app"``.
+        Trainer of the app's `privacy_mod`; its method must have ``loop = "app"``.
     model : torch.nn.Module
-        The app's model, of the trainer's layout.
+        Model of the app, with the trainer's layout.
     optimizer : torch.optim.Optimizer
-        The app's, over parameters of `model`.
+        Optimiser of the app, over parameters of `model`.
     data : ClientData, DataLoader, Dataset or tuple
-        The site's examples. Of a loader data set and ``collate_fn`` are used; the lots are FedVeil's.
+        Examples of the site. From a loader only the data set and ``collate_fn`` are used, as FedVeil draws the lots.
     keys : sequence of str, optional
-        Where batches are mappings: the keys of inputs and labels, ``("img", "label")``. Others are left out.
+        Keys of inputs and labels if batches are mappings, such as ``("img", "label")``. Other keys are left out.
 
     Returns
     -------
     AppLoop
-        ``with app_loop(...) as loop: for batch in loop: ...``, and then ``loop.trained``.
+        Loop, used as ``with app_loop(...) as loop: for batch in loop: ...``; then ``loop.trained`` has the result.
 
     Raises
     ------
     FieldError
-        For keys that batches lack, and as `fedveil.learning.app_loop.AppLoop`.
+        For keys that batches lack, and as in `fedveil.learning.app_loop.AppLoop`.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def app_loop(
 
 
 class _Mapped:
-    """Makes a batch with the app's keys of inputs and labels."""
+    """Function that makes a batch with the app's keys of inputs and labels."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
@@ -82,7 +82,7 @@ class _Mapped:
 
 
 def _of_mappings(data: Any, keys: Sequence[str]) -> Any:
-    """Return a loader whose batches are pairs, where they were mappings."""
+    """Return a loader whose batches are pairs, from one whose batches may be mappings."""
     if len(keys) != 2:
         raise FieldError(
             "keys", list(keys), "must be two: that of the inputs, and that of the labels"
@@ -99,6 +99,6 @@ def _of_mappings(data: Any, keys: Sequence[str]) -> Any:
             raise FieldError("keys", list(keys), f"must be among those of a batch: {held}")
         return batch[keys[0]], batch[keys[1]]
 
-    paired = copy(loader)  # with its sampler, which is refused where it leaves examples out
+    paired = copy(loader)  # with its sampler, which is refused if it leaves out examples
     paired.collate_fn = pair
     return paired

@@ -1,9 +1,9 @@
-"""One message to a node, and its answer: a client's half of every method, around any training function.
+"""Exchange of one message: a client's half of every method, around any training function.
 
-It sees the message, the context and the reply, never data. On a train message: may the client take part (else it does
-not train), train, protect, commit, reply with the protected releases alone. Under central trust an evaluate message is
-answered with its metrics; under local trust nothing is measured. Of a node that only validates, the loss of a broadcast
-model leaves as a release, or nothing does.
+It sees the message, the context and the reply, never data. A train message is checked first: a client that declines
+does not train. Otherwise it trains, protects, commits, and replies with the protected releases only. An evaluate
+message is answered with metrics under central trust; under local trust nothing is measured. A node that only validates
+releases the loss of a broadcast model, or nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,21 +41,19 @@ from fedveil.methods.publishing import Validation
 _LOG = logger("flwr")
 NOTHING = "FedVeil: nothing leaves this node"
 LEGACY = "recorddict_compat"  # Flower's module that reads messages for a client_fn
-LOSS = "loss"  # of the app's evaluate function
+LOSS = "loss"  # metric of the app's evaluate function
 _SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)
 
-Tell = Callable[
-    [int, int, Exception], None
-]  # partition, round, why the client answered with a zero update
+Tell = Callable[[int, int, Exception], None]  # partition, round, reason of the zero update
 
 
 def training_source() -> Source:
-    """Return the randomness of noise inside training, for `PrivateTrainer.train_noisily` behind the mod.
+    """Return the randomness of noise inside training, for use in `PrivateTrainer.train_noisily` behind the mod.
 
     Raises
     ------
     FieldError
-        Outside a train message of a method whose noise goes inside training.
+        Outside a train message, or for a method whose noise does not go inside training.
     """
     source = _SOURCE.get()
     if source is None:
@@ -69,7 +67,7 @@ def training_source() -> Source:
 
 @contextmanager
 def lent_source(source: Source | None) -> Iterator[None]:
-    """Within it `training_source` gives this one: to training code that is called without a message's mod."""
+    """Let `training_source` return this source within the context, for training code called without a message's mod."""
     before = _SOURCE.set(source)
     try:
         yield
@@ -79,18 +77,18 @@ def lent_source(source: Source | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A message to a node.
+    """Message to a node, with everything needed to answer it.
 
     Attributes
     ----------
     message, context, app
-        As a Flower mod gets them; `app` is the code that runs inside it.
+        Arguments of a Flower mod; `app` is the code that runs inside the mod.
     settings : Settings
-        What protects the client.
+        Settings of the client's protection.
     layout : Layout
-        What the model shares.
+        Layout of the model.
     run : str
-        Names the run in the ledger.
+        Name of the run in the ledger.
     """
 
     message: Message
@@ -107,7 +105,7 @@ class Exchange:
         warnings: Callable[[], Warnings],
         tell: Tell,
     ) -> Message:
-        """Answer the message; see `privacy_mod` for the parameters. Of what it raises the server learns nothing."""
+        """Answer the message; see `privacy_mod` for the parameters. The server learns nothing about an error."""
         kind = self.message.metadata.message_type.partition(".")[0]
         refused = self._forbidden(kind)
         if refused is not None:
@@ -132,12 +130,12 @@ class Exchange:
         return self.settings.method.client.trust != "central"
 
     def _forbidden(self, kind: str) -> str | None:
-        """Say why a message of this kind may not be answered; None if it may.
+        """Return the reason why a message of this kind may not be answered; None if it may.
 
         Raises
         ------
         FieldError
-            Under local trust, for a kind that is never answered.
+            For a kind that is never answered under local trust.
         """
         method, policy = self.settings.method, self.settings.policy
         if self._local and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
@@ -150,15 +148,15 @@ class Exchange:
             return None
         return policy.forbids(
             listed_as(method, policy), method.client.trust
-        )  # no quote says what this costs
+        )  # no quote tells the cost of this
 
     def _require_request(self, content: RecordDict) -> None:
-        """Refuse records of replies: training code that answers in the request's record would hand them on as its own.
+        """Refuse a request with records of replies, as training code that answers in the same record would send them on.
 
         Raises
         ------
         FieldError
-            Naming the record.
+            For such a record, which the text names.
         """
         for name in (records.FACTS, REPLY, records.SUM, records.SHARE):
             if name in content:
@@ -169,7 +167,7 @@ class Exchange:
                 )
 
     def _evaluated(self, broadcast: Broadcast, trainer: PrivateTrainer | None) -> Message:
-        """Answer an evaluate message: under local trust with nothing, and without running any code."""
+        """Answer an evaluate message; under local trust the answer is empty and no code runs."""
         if self._local:
             return self._released(())
         with opened(Memory(self.context), self.settings, self.layout, self.run, trainer) as party:
@@ -209,7 +207,7 @@ class Exchange:
         return self._released(released, sealed)
 
     def _declined(self, verdict: Refusal, party: ClientParty) -> Message:
-        """Decline a round; of a secure sum the server is told that, and nothing of why."""
+        """Decline a round; for a secure sum the server gets no reason."""
         if self.settings.site is None:
             return self._refusal(verdict.reason)
         cause = party.failure or verdict.reason
@@ -218,7 +216,7 @@ class Exchange:
         return self._refusal(NO_PART)
 
     def _released(self, released: Releases, sealed: str = "") -> Message:
-        """Reply with what leaves and the seal of its receipt, and nothing beside it."""
+        """Reply with the releases and the seal of their receipt only."""
         settings = self.settings
         return self._reply(
             records.write_reply(
@@ -227,12 +225,12 @@ class Exchange:
         )
 
     def _require_begun(self, memory: Memory, public: PublicFacts) -> None:
-        """Refuse to begin a ledger of the run alone in its middle, where each round asks all nodes.
+        """Refuse to begin a ledger of this run in the middle of the run, if each round asks all nodes.
 
         Raises
         ------
         LedgerError
-            If the node knows of no round before: its state was lost, or the run goes on under another name.
+            If the node knows no earlier round: its state was lost, or the run continues under another name.
         """
         settings, partitions = self.settings, self.context.node_config.get("num-partitions")
         counted = settings.budget is not None or settings.policy is not None
@@ -261,7 +259,7 @@ class Exchange:
         return records.write_mark(settings.partition, settings.method.client, **own)
 
     def _called(self, noise: Source | None = None) -> Message:
-        """What the app's code answers, with a source of noise at hand while it runs, in whatever thread."""
+        """Return the answer of the app's code, which can get a source of noise in any thread while it runs."""
         records.complete(self.message.content, self.layout, self.context.state)
         try:
             with lent_source(noise):
@@ -279,7 +277,7 @@ class Exchange:
         return reply
 
     def _called_in_time(self, noise: Source | None = None) -> RecordDict:
-        """The same, for as many seconds as the policy allows; what the code answers later is dropped."""
+        """Return the answer of the app's code within the policy's deadline; a later answer is dropped."""
         seconds = None if self.settings.policy is None else self.settings.policy.deadline
         if seconds is None:
             return self._called(noise).content
@@ -306,7 +304,7 @@ class Exchange:
     def _trained(
         self, party: ClientParty, broadcast: Broadcast, warnings: Callable[[], Warnings]
     ) -> tuple[Releases, ClientFacts]:
-        """What training code gave."""
+        """Return the releases and facts of training code."""
         noise = (
             party.training_source(broadcast.public.round) if self.settings.method.noisy else None
         )
@@ -323,7 +321,7 @@ class Exchange:
         return releases, records.read_facts(content, self.layout, broadcast)
 
     def _measured(self, party: ClientParty, broadcast: Broadcast) -> Releases:
-        """What leaves of an evaluation."""
+        """Return the releases of an evaluation."""
         content = self._called().content
         measured = tuple(
             r for r in records.read_releases(content, self.layout) if r.kind in ("metric", "count")
@@ -331,7 +329,7 @@ class Exchange:
         return party.report(measured, records.read_facts(content, self.layout, broadcast))
 
     def _validated(self, kind: str, validation: Validation) -> Message:
-        """Answer as a node that only validates: with a loss that is in its ledger, or a refusal before data."""
+        """Answer as a node that only validates: with a loss from its ledger, or with a refusal before data are touched."""
         if kind != MessageType.EVALUATE:
             return self._refusal("this node validates and never trains")
         settings = self.settings
@@ -345,12 +343,12 @@ class Exchange:
             loss = self._loss(public.round)
             if (
                 not self._local and validation.losses == "noised"
-            ):  # the server adds the noise, and pays for it
+            ):  # the server adds the noise and pays for it
                 sent = loss if isfinite(loss) else validation.loss_range
             else:
                 try:
                     sent = party.send(loss, public.round)
-                except BudgetError as error:  # public costs alone decide
+                except BudgetError as error:  # only public costs decide
                     return self._refusal(str(error))
         released = (Release("metric", torch.tensor(sent, dtype=torch.float64), LOSS),)
         content = records.write_reply(
@@ -360,12 +358,12 @@ class Exchange:
         return self._reply(content)
 
     def _no_loss(self, party: Validator, ledger: Ledger, public: PublicFacts) -> str:
-        """Say why a validating node sends no loss; "" if it does."""
+        """Return the reason why a validating node sends no loss; "" if it does."""
         settings = self.settings
         bounded = settings.policy is not None or settings.budget is not None
         made = (
             ledger.entries if bounded else ledger.all_entries
-        )  # nothing else bounds runs together
+        )  # no other limit holds over several runs
         sent = sum(entry.key[1] == VALIDATE for entry in made)
         if party.cap is not None and sent >= party.cap:
             return f"all {party.cap} losses were sent: only a policy with a total, or a budget, allows more runs"
@@ -373,10 +371,10 @@ class Exchange:
         return party.declines(public.round) if unlike is None else unlike.reason
 
     def _loss(self, round_: int) -> float:
-        """Return the loss that the app's evaluate function measures; infinity where it fails."""
+        """Return the loss that the app's evaluate function measures; infinity if it fails."""
         try:
             measured = records.read_releases(self._called_in_time(), self.layout)
             return {release.name: float(release.value) for release in measured}[LOSS]
-        except Exception as error:  # from here on it would tell something of the data
+        except Exception as error:  # from here on an error would reveal something about the data
             _LOG.error("round %d: the loss is the largest that is declared", round_, exc_info=error)
             return inf

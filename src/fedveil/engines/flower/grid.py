@@ -1,4 +1,4 @@
-"""Run a ServerApp and a ClientApp in one process: no simulation engine, no ports, the same messages."""
+"""In-process run of a ServerApp and a ClientApp: no simulation engine, no ports, the same messages."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ SERVER_NODE, RUN = 1, 1
 
 
 class InProcessGrid(Grid):
-    """Hand each message to its node's ClientApp, one after another.
+    """Grid that hands each message to its node's ClientApp, one after another.
 
-    Every node has its own context, which persists; requests and replies are copied, so that nobody shares memory.
+    Every node has its own persistent context. Requests and replies are copied, so that parties share no memory.
 
     Parameters
     ----------
     client_app : ClientApp or mapping of int to ClientApp
-        One for all nodes, or one a partition.
+        One app for all nodes, or one for each partition.
     node_configs : sequence of dict
         Configuration of each node, its ``partition-id`` included.
     run_config : dict, optional
@@ -39,7 +39,7 @@ class InProcessGrid(Grid):
     Attributes
     ----------
     contexts : dict of int to Context
-        By partition.
+        Contexts of the nodes, by partition.
     """
 
     def __init__(
@@ -52,29 +52,31 @@ class InProcessGrid(Grid):
     ) -> None:
         self._app = client_app
         self._order = None if shuffle is None else random.Random(shuffle)
-        self._partitions: dict[int, int] = {}  # by node
+        self._partitions: dict[int, int] = {}  # partition of each node
         self.contexts: dict[int, Context] = {}
         self._replies: dict[str, Message] = {}
         self._pushed = 0
-        self._failures: dict[int | None, list[Exception]] = {}  # of the last answer, by partition
+        self._failures: dict[
+            int | None, list[Exception]
+        ] = {}  # errors in the last answer, by partition
         for position, config in enumerate(node_configs):
             partition = int(config.get("partition-id", position))
             if partition in self.contexts:
                 raise FieldError("partition-id", partition, "is given to two nodes")
             node = keyed_seed(
                 "node", position
-            )  # ids that say nothing about the partition, as in a deployment
+            )  # ids that reveal nothing about the partition, as in a deployment
             self._partitions[node] = partition
             self.contexts[partition] = Context(
                 RUN, node, dict(config), RecordDict(), dict(run_config or {})
             )
 
     def set_run(self, run: Any) -> None:
-        """There is one run only."""
+        """Do nothing, as there is only one run."""
 
     @property
     def run(self) -> Any:
-        """There is one run only, of which no more than its id is known."""
+        """Return the only run, of which just the id is known."""
         return SimpleNamespace(run_id=RUN)
 
     def create_message(
@@ -113,7 +115,7 @@ class InProcessGrid(Grid):
         return replies
 
     def _require_success(self, asked: Sequence[Message]) -> None:
-        """Refuse messages all of which were answered by noise alone: a server could not tell, and a simulation can."""
+        """Refuse if all messages were answered by noise alone; a server could not see this, a simulation can."""
         partitions = [self._partitions.get(message.metadata.dst_node_id) for message in asked]
         failures = {p: self._failures.pop(p, []) for p in partitions}
         if failures and all(failures.values()):
@@ -150,12 +152,12 @@ def run_in_process(
     shuffle: int | None = None,
     grid: Grid | None = None,
 ) -> Context:
-    """Run a whole Flower app in this process.
+    """Run a complete Flower app in this process.
 
     Parameters
     ----------
     server_app : ServerApp
-        With a main function.
+        Server app with a main function.
     client_app : ClientApp or mapping of int to ClientApp
         As for `InProcessGrid`.
     num_partitions : int
@@ -163,14 +165,14 @@ def run_in_process(
     run_config, shuffle
         As for `InProcessGrid`.
     node_configs : sequence of dict, optional
-        More configuration, node by node.
+        More configuration of each node.
     grid : Grid, optional
-        Instead of one built from the above.
+        Grid in place of one built from the other arguments.
 
     Returns
     -------
     Context
-        The server's; its state holds what the main function put there.
+        Context of the server, with the state that the main function left.
     """
     if grid is None:
         if client_app is None or num_partitions is None:
@@ -193,7 +195,7 @@ def run_in_process(
 
 @contextmanager
 def message_identity() -> Iterator[None]:
-    """Make messages outside Flower's own runtimes, as from its in-process grid."""
+    """Allow messages to be made outside Flower's own runtimes, with the identity of its in-process grid."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
 

@@ -1,4 +1,4 @@
-"""A federation whose clients are Flower's nodes in one process, asked by messages alone."""
+"""Federation in one process whose clients are Flower nodes, reached only by messages."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,22 +40,22 @@ from fedveil.secure import PublicKey
 
 _LOG = logger("flwr")
 PATIENCE, ATTEMPTS = 600.0, 3  # seconds to wait for nodes, and questions of a secure sum
-SHOWN = "published-"  # before the names of metrics in the config of the next round's messages
+SHOWN = "published-"  # prefix of metrics' names in the config of the next round's messages
 
 
 class FlowerFederation(Federation):
-    """A federation whose clients are a Flower ClientApp, in one process, asked by messages.
+    """Federation in one process whose clients are Flower ClientApps, reached only by messages.
 
-    Takes the arguments of `Federation` and returns the same `History`. On one machine, with the same seed, the models
-    are the same to the bit. Published metrics are those that the nodes measured; the next round's messages show them, as
-    ``published-loss`` and so on in their config.
+    It takes the arguments of `Federation` and returns the same `History`. On one machine, with the same seed, the
+    models are equal to the bit. Published metrics are those that the nodes measured. The next round's messages have
+    them in their config, as ``published-loss`` and so on.
 
     Parameters
     ----------
     shuffle : int, optional
         Seed that shuffles the order of the clients' replies.
     execution : Execution, optional
-        As for `Federation`; its courier is Flower's.
+        As for `Federation`, with Flower's courier.
     **arguments
         As for `Federation`.
     """
@@ -82,12 +82,12 @@ class FlowerFederation(Federation):
 
 
 class NodeValidators(Validators):
-    """The validation clients of a run, as nodes of their own: their losses leave as the privacy mod lets them.
+    """Validation clients of a run as separate nodes; the privacy mod decides how their losses leave.
 
     Attributes
     ----------
     ask : callable
-        ``(partitions, models)``: the losses that come back, by partition. The courier sets it.
+        Function ``(partitions, models)`` that returns the losses by partition. The courier sets it.
     """
 
     ask: Callable[[Sequence[int], Tensor], Mapping[int, float]]
@@ -104,14 +104,14 @@ class NodeValidators(Validators):
 
 
 class NodesInProcess(Nodes):
-    """The nodes of a federation in one process as its courier; they keep their contexts from one round to the next.
+    """Courier to the nodes of a federation in one process; nodes keep their contexts between rounds.
 
     Parameters
     ----------
     federation : Federation
-        Whose clients they are.
+        Federation of the clients.
     shuffle : int, optional
-        Seed that shuffles the order of their replies.
+        Seed that shuffles the order of the nodes' replies.
 
     Raises
     ------
@@ -138,7 +138,7 @@ class NodesInProcess(Nodes):
             records.Memory(self._nodes.contexts[partition]).save(state)
 
     def _apps(self) -> dict[int, ClientApp]:
-        """The app of each node: of honest clients, of those that bypass their method, and of those that validate."""
+        """Return the app of each node: honest clients, clients that bypass their method, and validating clients."""
         federation, count = self._federation, len(self._federation.clients)
         honest = self._app()
         apps = dict.fromkeys(range(count), honest)
@@ -170,7 +170,7 @@ class NodesInProcess(Nodes):
             ),
             budget=lambda partition: deepcopy(
                 parties.budget(partition)
-            ),  # the mod wants a fresh one on each call
+            ),  # the mod needs a fresh filter on each call
             ledgers=parties.ledger,
         )
 
@@ -210,18 +210,18 @@ class NodesInProcess(Nodes):
         )
 
     def _records(self, partition: int) -> bool:
-        """Whether a client's ledger says what it released."""
+        """Whether a client's ledger records its releases."""
         behaviour = self._behaviours.get(partition)
         return behaviour is None or not behaviour.bypass
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """All of them, once they were greeted."""
+        """Return the whole cohort, after greeting the nodes."""
         with _quietly():
             self._greeted.meet(self._nodes, self.timeout)
         return super().reach(number, cohort)
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Write a round's train messages; malicious clients act when the honest ones have answered."""
+        """Write a round's train messages; malicious clients act after the honest ones have answered."""
         self._last = broadcast
         fellows = [partition for partition in partitions if partition in self._behaviours]
         self._collusion.begin(broadcast, fellows, self._sent)
@@ -230,14 +230,14 @@ class NodesInProcess(Nodes):
         self.sent.sort(key=lambda message: self.asked[message.metadata.dst_node_id] in fellows)
 
     def _sent(self, partition: int) -> Tensor | None:
-        """The model [d] that a node has answered with in this round, if it has."""
+        """Return the model [d] with which a node has answered in this round; None if it has not."""
         reply = self._nodes.heard.get(partition)
         if reply is None or reply.has_error():
             return None
         return model_of(records.read_releases(reply.content, self._layout))
 
     def collect(self) -> Collected:
-        """What the nodes answer, and what an experimenter sees beside it."""
+        """Return the answers of the nodes, and the values that only an experimenter sees."""
         self._zeroed.clear()
         self._nodes.heard.clear()
         try:
@@ -253,7 +253,7 @@ class NodesInProcess(Nodes):
         return replace(answers, scales=scales, zeroed=dict(sorted(self._zeroed.items())))
 
     def _take_over(self) -> None:
-        """Take over what the nodes remember."""
+        """Copy the state that the nodes keep."""
         federation = self._federation
         remembered = federation.client_states()
         for partition in range(len(federation.clients)):
@@ -268,7 +268,7 @@ class NodesInProcess(Nodes):
     # ---- what nodes measure
 
     def losses(self, partitions: Sequence[int], models: Tensor) -> dict[int, float]:
-        """The losses that validating nodes release of models [k, d], by validation client."""
+        """Return the losses of models [k, d] that validating nodes release, by validation client."""
         first = len(self._federation.clients)
         held = {p: self._greeted.validating[first + p] for p in partitions}
         found = {}
@@ -279,7 +279,7 @@ class NodesInProcess(Nodes):
         return found
 
     def measured(self, models: Tensor, single: Sequence[Figures]) -> list[Figures]:
-        """What each node measures of models [k, d] on what its client holds out; of others as `single` has it."""
+        """Return each node's figures for models [k, d] on its held-out data; for other clients those of `single`."""
         found = [Figures(figures) for figures in single]
         for partition, releases in self._evaluated(self._greeted.nodes, models).items():
             metrics = {r.name: float(r.value) for r in releases if r.kind == "metric"}
@@ -287,7 +287,7 @@ class NodesInProcess(Nodes):
         return found
 
     def _evaluated(self, nodes: Mapping[int, int], models: Tensor) -> dict[int, Releases]:
-        """What nodes answer to an evaluate message, by partition."""
+        """Return the nodes' answers to an evaluate message, by partition."""
         assert self._last is not None  # a round was asked
         broadcast = Broadcast(models=models, public=self._last.public)
         with _quietly():
@@ -302,7 +302,7 @@ class NodesInProcess(Nodes):
 
 
 class _Overheard(InProcessGrid):
-    """The grid, which remembers what each node has answered last."""
+    """Grid that remembers each node's last answer."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -316,7 +316,7 @@ class _Overheard(InProcessGrid):
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Flower's identity of a server, and nothing in its log: it tells every round's story at INFO."""
+    """Take Flower's identity of a server, and silence its log, which reports every round at INFO."""
     level = _LOG.level
     _LOG.setLevel(WARNING)
     try:

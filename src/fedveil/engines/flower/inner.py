@@ -1,4 +1,4 @@
-"""A Flower app's own strategy behind FedVeil's noise: its rounds, its choice of nodes, its optimiser, its metrics."""
+"""Flower app's own strategy behind FedVeil's noise: its rounds, choice of nodes, optimiser and metrics."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ MEANS = (
     FedAdagrad,
     FedAdam,
     FedYogi,
-)  # whatever inherits how one of them combines is a mean, too
+)  # a strategy that inherits its combination from one of these is also a mean
 SHADOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 STARTED = (
     "grid",
@@ -37,21 +37,21 @@ STARTED = (
     "evaluate_fn",
 )
 KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG, "weighted_by_key": COUNT}
-LOOKS = 10  # at who is connected, without sending anything
+LOOKS = 10  # times to look who is connected, without sending anything
 
 
 class WrappedStrategy(FedVeilStrategy):
     """FedVeil's strategy with an app's own strategy behind the noise.
 
-    The method combines the protected replies and adds its noise. What it released is the one reply that the inner
-    strategy sees; its momentum, its steps and its state are post-processing, at no cost. Kept are:
+    The method combines the protected replies and adds its noise. The inner strategy sees only that release, as a single
+    reply; its momentum, steps and state are post-processing, at no cost. The inner strategy keeps:
 
-    - its `start`, with the files that it writes; each round of it is one of FedVeil's;
-    - which nodes it asks (`fraction_train`, `min_train_nodes`, `min_available_nodes`, `configure_train`, and the same
-      of evaluation), and what its messages tell them in their config, so long as all are told the same;
-    - its functions of metrics, over the metrics of the replies that were combined; under local trust none leave.
+    - its `start`, with the files that it writes; each of its rounds is one of FedVeil's;
+    - its choice of nodes (`fraction_train`, `min_train_nodes`, `min_available_nodes`, `configure_train`, and the same
+      for evaluation), and the config of its messages, if that is the same for all nodes;
+    - its metric functions, over the metrics of the combined replies; under local trust no metrics leave.
 
-    No cohort is amplification: each client is charged for each round in full, whoever was asked.
+    Sampling of cohorts gives no amplification: every round costs each client in full, whether it was asked or not.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ class WrappedStrategy(FedVeilStrategy):
     Raises
     ------
     FieldError
-        If the inner strategy's rule is no mean: of a median, of Krum or of loss-weighted means the sensitivity is not
-        bounded by clip / n, and of one reply they are the identity. Choose a rule of `fedveil.aggregation` instead.
-        If it does something else that is not kept: the error names it.
+        If the inner strategy's rule is not a mean. For a median, Krum or loss-weighted means the sensitivity is not
+        bounded by clip / n, and on a single reply they do nothing. Choose a rule of `fedveil.aggregation` instead. Also
+        if it does anything else that cannot be kept; the error names it.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class WrappedStrategy(FedVeilStrategy):
         evaluate_config: ConfigRecord | None,
         evaluate_fn: Evaluate | None,
     ) -> Any:
-        """The inner strategy's own rounds, with FedVeil's four steps in the place of its own."""
+        """Play the inner strategy's own rounds, with FedVeil's four steps in place of its own."""
         self.summary()
         given = (grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
         start: Any = self._inner.start
@@ -115,7 +115,7 @@ class WrappedStrategy(FedVeilStrategy):
 
     @contextmanager
     def _in_its_place(self) -> Iterator[None]:
-        """Within it whoever calls a round's steps of the inner strategy calls FedVeil's."""
+        """Redirect calls of the inner strategy's round steps to FedVeil's within this context."""
         held = vars(self._inner)
         before = {name: held[name] for name in SHADOWED if name in held}
         self._own = {name: getattr(self._inner, name) for name in SHADOWED}
@@ -129,18 +129,18 @@ class WrappedStrategy(FedVeilStrategy):
             self._own = {}
 
     def _shared(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The shared arrays alone, which are what the inner strategy gets back."""
+        """Return only the shared arrays, which the inner strategy gets back."""
         names = [name for name in self.layout.sent.values() if name in arrays]
         return ArrayRecord({name: arrays[name] for name in names})
 
     def _step(self, name: str) -> Any:
-        """The inner strategy's own step of a round."""
+        """Return the inner strategy's own step of a round."""
         return self._own.get(name) or getattr(self._inner, name)
 
     def _asked(
         self, step: str, least: int, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[dict[int, int], ConfigRecord]:
-        """Which nodes the inner strategy asks, by partition, and what it tells them."""
+        """Return the nodes that the inner strategy asks, by partition, and the config of its messages."""
         arrays = self._shared(arrays)
         connected = self._roster.nodes
         if len(connected) < least:
@@ -158,7 +158,7 @@ class WrappedStrategy(FedVeilStrategy):
         return dict(sorted(nodes.items())), told[0] if told else config
 
     def _config_of(self, message: Message, step: str, arrays: ArrayRecord) -> ConfigRecord:
-        """What a message tells its node, refusing whatever else it carries."""
+        """Return the config of a message, and refuse any other content."""
         content, name = message.content, f"configure_{step}"
         if others := sorted(content.keys() - {ARRAYS, CONFIG}):
             raise self._refused(
@@ -191,7 +191,7 @@ class WrappedStrategy(FedVeilStrategy):
         least = max(
             inner.min_available_nodes, inner.min_train_nodes, int(count * inner.fraction_train)
         )
-        if drawn:  # what it tells is kept, whom it asks is not looked at
+        if drawn:  # the config is kept, the choice of nodes is ignored
             return self._drawn(server_round, arrays, config, least)
         nodes, told = self._asked("train", least, server_round, arrays, config)
         if not nodes:
@@ -209,14 +209,14 @@ class WrappedStrategy(FedVeilStrategy):
         return super()._cohort(server_round, arrays, told)
 
     def _stepped(self, server_round: int, released: Tensor) -> Tensor:
-        """Hand what was released to the inner strategy, and take its model."""
+        """Give the release to the inner strategy, and return its model."""
         arrays = to_arrays(self.layout, released[0])
         content = RecordDict(
             {ARRAYS: arrays, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})}
         )
         one = Message(content, SERVER_NODE, MessageType.TRAIN)
         measure, self._inner.train_metrics_aggr_fn = self._inner.train_metrics_aggr_fn, _nothing
-        try:  # of the metrics of clients, which are in no such reply
+        try:  # the metrics of clients are not in this reply
             stepped, _ = self._step("aggregate_train")(server_round, [one])
         finally:
             self._inner.train_metrics_aggr_fn = measure
@@ -257,7 +257,7 @@ class WrappedStrategy(FedVeilStrategy):
 
 
 class _Shown(InProcessGrid):
-    """Names nodes, and carries nothing to them."""
+    """Grid that names nodes, and carries nothing to them."""
 
     def __init__(self, nodes: list[int]) -> None:
         super().__init__({}, [])
@@ -273,7 +273,7 @@ class _Shown(InProcessGrid):
 
 
 def _require_kept(inner: FedAvg) -> None:
-    """Refuse an inner strategy that does what cannot be kept."""
+    """Refuse an inner strategy with behaviour that cannot be kept."""
     kind = type(inner)
     if getattr(kind, "aggregate_train", None) not in [mean.aggregate_train for mean in MEANS]:
         known = ", ".join(mean.__name__ for mean in MEANS)
@@ -305,7 +305,7 @@ def _goes_on(folder: Any) -> str:
 
 
 def _metrics_of(releases: Releases) -> RecordDict:
-    """The metrics of a reply, as a function of metrics gets them; its model is not in it."""
+    """Return the metrics of a reply in the form of metric functions, without its model."""
     count = count_of(releases)
     metrics = {r.name: float(r.value) for r in releases if r.kind == "metric"}
     return RecordDict(

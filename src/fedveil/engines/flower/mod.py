@@ -1,4 +1,4 @@
-"""The privacy mod: a client's half of every method, for any ClientApp, and what configures it on each call."""
+"""Privacy mod: a client's half of every method, for any ClientApp, and its configuration on each call."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,14 +30,16 @@ from fedveil.methods.publishing import Validation
 from fedveil.secure import Site
 
 _LOG = logger("flwr")
-CLIENT_FAILED = "the client failed; its own log says why"  # all that a server reads of an error
+CLIENT_FAILED = (
+    "the client failed; its own log says why"  # the only thing that a server learns about an error
+)
 _CALLS: list[
     list[dict[str, Any]]
-] = []  # of whoever protects in the place of the mods that are built meanwhile
+] = []  # lists of processes that protect in place of the mods that are built meanwhile
 PREFIX = "privacy."
-# no server may as much as propose these: who knows the seed takes the noise off
+# a server may not even propose these, as anybody who knows the seed can remove the noise
 OWN = ("seed", "participations", "leakage_cap", "ledger", "head", "dataset", "policy", "key")
-OTHERS = ("method", "rounds", *OWN)  # not parameters of a method
+OTHERS = ("method", "rounds", *OWN)  # keys that are not parameters of a method
 
 WHERE = (
     "in the node's configuration (privacy.ledger, privacy.head) or as privacy_mod(..., ledger=FOLDER, head=ANOTHER), "
@@ -54,9 +56,9 @@ def _log_failure(partition: int, round_: int, error: Exception) -> None:
 
 @contextmanager
 def protected_outside() -> Iterator[list[dict[str, Any]]]:
-    """Within it `privacy_mod` builds a mod that changes nothing, and its arguments are added to the list.
+    """Let `privacy_mod` build a mod that changes nothing within this context, and list its arguments.
 
-    For a process that wraps an app in a privacy mod of its own: the app's would be a second one inside it.
+    It is for a process that wraps an app in its own privacy mod, because the app's would be a second one.
     """
     _CALLS.append([])
     try:
@@ -93,65 +95,63 @@ def privacy_mod(
     Parameters
     ----------
     layout : Layout
-        What the model shares.
+        Layout of the model.
     method : Method, what `Federation` takes as one, or callable, optional
-        Pins the method in code; ``partition -> method`` where clients' parameters differ. Without it,
-        ``privacy.method`` and ``privacy.<parameter>`` are read on each call from the node's configuration. What the
-        run's configuration says, which whoever starts the run writes, is a proposal: a policy accepts or refuses it,
-        and without a policy it is refused.
+        Method fixed in code, or ``partition -> method`` if clients' parameters differ. Without it, ``privacy.method``
+        and ``privacy.<parameter>`` are read from the node's configuration on each call. The run's configuration,
+        written by the author of the run, is only a proposal: a policy accepts or refuses it, and without a policy it is
+        refused.
     source : Source, optional
         Randomness of the noise. Default: secure.
     seed : int, optional
-        Reproducible noise instead, for experiments (or ``privacy.seed`` of the node): who knows the seed knows the
-        noise, so a run cannot propose one.
+        Seed of reproducible noise, for experiments (or ``privacy.seed`` of the node). Anybody who knows the seed can
+        remove the noise, so a run cannot propose one.
     budget : callable, optional
-        ``partition -> SpendFilter``, a fresh one on each call; it is charged with the ledger (or
+        ``partition -> SpendFilter``, which returns a fresh filter on each call; the ledger is charged to it (or
         ``privacy.participations``, ``privacy.leakage-cap``).
     rounds : int, optional
-        Rounds the client agreed to (or ``privacy.rounds``): a broadcast that plans another number is declined. FedRE's
-        noise follows the planned rounds, so a client that does not trust the server sets it.
+        Number of rounds to which the client agreed (or ``privacy.rounds``); a broadcast with another plan is declined.
+        FedRE's noise depends on the planned rounds, so a client that does not trust the server sets this.
     policy : Policy or path, optional
-        What the node allows, or the TOML file that says so (or ``privacy.policy``). It binds where the node pins or
-        verifies the app that holds this mod; code that arrives with a run protects nobody.
+        Policy of the node, or its TOML file (or ``privacy.policy``). It is enforced only if the node pins or verifies
+        the app that contains this mod; code that arrives with a run protects nobody.
     ledger : str or path, optional
-        Folder of the node's lifetime ledger (or ``privacy.ledger``; ``privacy.dataset`` names the data set, by default
-        the partition), or ``"run"`` for one that begins anew with each run. With secure noise it must be given.
-        A node that lost a run's own ledger answers no more, where each round asks all; where cohorts are drawn, it
-        cannot tell: a deployed node has a lifetime ledger.
+        Folder of the node's lifetime ledger (or ``privacy.ledger``), or ``"run"`` for a new ledger in each run;
+        required with secure noise. ``privacy.dataset`` names the data set (default: the partition). If each round asks
+        all nodes, a node that lost its run's ledger stops answering. If cohorts are drawn, it cannot notice the loss,
+        so a deployed node should have a lifetime ledger.
     head : str or path, optional
-        Folder of that ledger's head (or ``privacy.head``), on another disk at best: with a lifetime ledger it must be
-        given.
+        Folder of the ledger's head (or ``privacy.head``), preferably on another disk; required with a lifetime ledger.
     ledgers : callable, optional
-        ``party -> (Ledger, LineStore)``: keeps the ledgers elsewhere.
+        ``party -> (Ledger, LineStore)``, for ledgers in another place.
     run : str, optional
-        Names the run in the ledger. Default: Flower's run id.
+        Name of the run in the ledger. Default: Flower's run id.
     trainer : PrivateTrainer, optional
-        Needed for methods whose noise goes inside training, and made like the one that training code uses: a client
-        that fails answers with this one's noise.
+        Trainer for methods whose noise goes inside training, made like the one that training code uses. A failed client
+        answers with its noise.
     site : Site or callable, optional
-        Of secure sums: the site's key and the peers that it pins, or ``partition -> Site``. Default: the key file that
-        ``privacy.key`` of the node names, and the policy's table ``[sum]``.
+        Key of the site and pinned peers for secure sums, or ``partition -> Site``. Default: the key file in
+        ``privacy.key`` of the node, and the policy's table ``[sum]``.
     validation : Validation, optional
-        Makes this a node that only validates: it never trains, and answers an evaluate message with the loss that the
-        app's evaluate function has among its metrics as ``"loss"``, noised and charged as `Validation` says. The app
-        needs a train function all the same, or Flower refuses the server's greeting.
+        Makes the node validate only: it never trains. It answers an evaluate message with the metric ``"loss"`` of the
+        app's evaluate function, noised and charged by `Validation`. The app still needs a train function, or Flower
+        refuses the server's greeting.
     tell : callable, optional
-        ``(partition, round, error)``: told why a client answered with a zero update. Default: the node's log.
+        Called with ``(partition, round, error)`` if a client answered with a zero update. Default: the node's log.
     warnings : Warnings, optional
-        Told what is odd about a client's training under local trust. Default: one that writes into the node's log.
+        Receiver of warnings about a client's training under local trust. Default: the node's log.
 
     Returns
     -------
     Mod
-        For ``ClientApp(mods=[...])`` or ``@app.train(mods=[...])``. Under central trust messages of other kinds pass.
+        Mod for ``ClientApp(mods=[...])`` or ``@app.train(mods=[...])``. Under central trust messages of other kinds
+        pass.
 
-    Notes
-    -----
-    Under local trust the server is the adversary. What can be checked without data is checked, and refused, before
-    training code runs; afterwards a client answers with protected releases or, if anything failed, with
-    a protected zero update. Evaluation is answered without running any code, and other kinds of message are refused.
-    What failed is in the node's log. No text of an exception travels, under any trust model: it can quote data, or the
-    node's own configuration.
+    Notes ----- Under local trust the server is the adversary. Everything that needs no data is checked, and may be
+    refused, before training code runs. Afterwards a client answers with protected releases or, after any failure, with
+    a protected zero update. Evaluation is answered without running code; other kinds of message are refused. Errors are
+    in the node's log. Under no trust model does the text of an exception leave, as it can quote data or the node's own
+    configuration.
     """
     if _CALLS:
         _CALLS[-1].append(dict(locals()))
@@ -189,17 +189,17 @@ def privacy_mod(
 
 
 def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The ``privacy.`` keys of the run and of the node's own configuration, which comes before the run's.
+    """Return the ``privacy.`` keys of the run's configuration and of the node's own, which has priority.
 
-    A method's own table, ``privacy.<method>.<parameter>``, counts if that method is used; other methods' are left out,
-    so that one key, ``privacy.method``, switches between them.
+    A method's table, ``privacy.<method>.<parameter>``, counts only if that method is used. So one key,
+    ``privacy.method``, switches between methods.
 
     Parameters
     ----------
     context : Context
-        Of the ServerApp or ClientApp.
+        Context of the ServerApp or ClientApp.
     method : Method, optional
-        What code says, which comes first.
+        Method fixed in code, which has priority.
     """
     run, own = (
         {
@@ -240,10 +240,11 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
     Parameters
     ----------
     context : Context
-        Of the ServerApp or ClientApp: ``privacy.method`` and ``privacy.<method>.<parameter>`` of its run_config, or
-        ``privacy.<parameter>`` whatever the method, with ``.<layer>`` behind it for one value a layer.
+        Context of the ServerApp or ClientApp. Its run_config has ``privacy.method`` and
+        ``privacy.<method>.<parameter>``, or ``privacy.<parameter>`` for any method. The suffix ``.<layer>`` gives one
+        layer's value.
     aggregator : Aggregator, optional
-        The server's rule.
+        Rule of the server.
 
     Raises
     ------
@@ -273,7 +274,7 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
 
 
 def own_method(method: AnyMethod | Callable[[int], AnyMethod] | None, context: Context) -> Method:
-    """A client's method: what was given in code, for its partition if that is a function, or else its configuration."""
+    """Return a client's method: the one given in code (for its partition if that is a function), or the configured one."""
     if method is None:
         return method_from(context)
     if callable(method) and not isinstance(method, type):
@@ -282,19 +283,19 @@ def own_method(method: AnyMethod | Callable[[int], AnyMethod] | None, context: C
 
 
 def partition_of(context: Context) -> int:
-    """Return the partition of a node: the one that its configuration names, or else the node's own number.
+    """Return the partition of a node: that of its configuration, or else the node's own number.
 
-    Flower keeps a node's number as long as its registered key. A lifetime ledger is then named by ``privacy.dataset``,
-    and the server plans with whoever is connected: ``FedVeilStrategy(clients=None)``.
+    Flower keeps a node's number as long as its registered key. With such numbers, name a lifetime ledger by
+    ``privacy.dataset``, and let the server plan with all connected nodes: ``FedVeilStrategy(clients=None)``.
 
     Raises
     ------
     FieldError
-        For a partition that is no whole number.
+        For a partition that is not a whole number.
     """
     value = context.node_config.get("partition-id")
     if value is None:
-        return context.node_id % 2**63  # as far as Flower's records count
+        return context.node_id % 2**63  # the range of numbers in Flower's records
     return require_count("partition-id", value, least=0)
 
 
@@ -308,19 +309,19 @@ def read_settings(
     trains: bool = True,
     **given: Any,
 ) -> Settings:
-    """Put code and configuration together; what is given twice, unknown, or not for the run to say, is refused.
+    """Return the settings from code and configuration; refuse duplicates, unknown keys, and keys that a run may not set.
 
-    What protects a client comes from its node: from code, or from the node's configuration. What the run's
-    configuration says is the server's proposal, and only a policy can accept one.
+    A client's protection comes from its node: from code, or from the node's configuration. The run's configuration is a
+    proposal of the server, and only a policy can accept it.
 
     Parameters
     ----------
     context, method, source, budget, site, ledgers
         See `privacy_mod`.
     trains : bool
-        Whether the node is more than a validating one.
+        Whether the node trains.
     **given
-        What code says of seed, policy, ledger, head and rounds; None where it says nothing.
+        Values from code for seed, policy, ledger, head and rounds; None if code gives none.
     """
     (run, own), partition = privacy_keys(context, method), partition_of(context)
     given = {name: value for name, value in given.items() if value is not None}
@@ -339,7 +340,7 @@ def read_settings(
     if source is not None and "seed" in keys:
         raise FieldError("seed", keys["seed"], "the mod was given a source: leave the seed out")
     chosen, dataset = own_method(method, context), str(keys.get("dataset", partition))
-    if chosen.client.trust == "secure sum" and trains:  # who only validates is in no sum
+    if chosen.client.trust == "secure sum" and trains:  # a node that only validates is in no sum
         site = site(partition) if callable(site) else site
         site = (
             site_of(keys.get("key"), policy, keys.get("ledger"), dataset) if site is None else site
@@ -363,7 +364,7 @@ def read_settings(
 def _require_proposals(
     proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None
 ) -> None:
-    """Refuse what a run's configuration may not say to this node."""
+    """Refuse keys that a run's configuration may not set for this node."""
     for key, value in proposed.items():
         if key in OWN:
             raise FieldError(
@@ -371,7 +372,7 @@ def _require_proposals(
                 value,
                 "is the node's own: it is not taken from the run's configuration",
             )
-        if key in own:  # the node's word is the last
+        if key in own:  # the node's own value has priority
             continue
         if policy is None:
             accepted = "comes from the run's configuration, which whoever starts the run writes: set it in code or in "

@@ -1,4 +1,4 @@
-"""Flower's own DP strategies under FedVeil's accountant, behind Flower's `PrivacyAccountant` protocol (flwr 1.41)."""
+"""Flower's own DP strategies with FedVeil's accountant, through Flower's `PrivacyAccountant` protocol (flwr 1.41)."""
 
 import math
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ class ExactAccountant:
     """Exact accountant of one of Flower's own DP strategies: ``strategy(..., accountant=ExactAccountant(config))``.
 
     Gaussian releases compose in closed form, Poisson-sampled ones by their privacy-loss distribution (which needs
-    dp-accounting). For sampling without replacement no amplification is counted: an upper bound. It accounts for what
-    the strategy states of its noise; what Flower's strategies clip and weigh is theirs. One made in the middle of a run
-    knows of no release before: give it `load_state_dict` of the earlier one's `state_dict` first.
+    dp-accounting). Sampling without replacement counts as no sampling, which gives an upper bound. The accountant
+    relies on the noise that the strategy states, and on the strategy's clipping and weights. In the middle of a run,
+    first load the earlier accountant's `state_dict` by `load_state_dict`.
 
     Parameters
     ----------
     config : PrivacyConfig
-        Flower's own.
+        Configuration of Flower.
     """
 
     def __init__(self, config: PrivacyConfig) -> None:
@@ -41,7 +41,7 @@ class ExactAccountant:
 
     @property
     def num_releases(self) -> int:
-        """Releases composed so far."""
+        """Number of releases composed so far."""
         return sum(self._counts.values())
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
@@ -49,11 +49,11 @@ class ExactAccountant:
         self._counts = self._with(event, count)
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon of everything composed, at a delta."""
+        """Return epsilon of all releases at a delta."""
         return epsilon(self._counts.items(), delta, self._relation)
 
     def get_delta(self, epsilon: float) -> float:
-        """Delta of everything composed, at an epsilon."""
+        """Return delta of all releases at an epsilon."""
         if not self._counts:
             return 0.0
         if all(isinstance(event, Gaussian) for event in self._counts):
@@ -69,7 +69,7 @@ class ExactAccountant:
         )
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
-        """Return the epsilon that was spent, at the configuration's delta unless another is given."""
+        """Return the spent epsilon, at the given delta or the configuration's."""
         at = self.config.target_delta if delta is None else delta
         exact = all(isinstance(event, Gaussian) for event in self._counts)
         return PrivacySpent(self.get_epsilon(at), at, self.num_releases, "gdp" if exact else "pld")
@@ -77,7 +77,7 @@ class ExactAccountant:
     def would_exceed(
         self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1
     ) -> bool:
-        """Whether further releases would end above a limit, by default the configuration's."""
+        """Whether further releases would exceed a limit on epsilon, by default the configuration's."""
         limit = self.config.max_epsilon if max_epsilon is None else max_epsilon
         if limit is None:
             raise FieldError("max_epsilon", None, "give a limit here or in the PrivacyConfig")
@@ -87,7 +87,7 @@ class ExactAccountant:
         )
 
     def state_dict(self) -> dict[str, object]:
-        """Everything composed, as plain values."""
+        """Return all composed releases as plain values."""
         events = [
             {
                 "noise_multiplier": _gaussian(e).noise_multiplier,
@@ -99,7 +99,7 @@ class ExactAccountant:
         return {"version": _VERSION, "relation": self._relation, "events": events}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict` of the same relation; one that lacks what was composed here is refused."""
+        """Continue from a `state_dict` of the same relation; refuse one that lacks releases composed here."""
         if state.get("version") != _VERSION or state.get("relation") != self._relation:
             given = (state.get("version"), state.get("relation"))
             raise FieldError(

@@ -1,12 +1,11 @@
 """Broadcasts, replies and facts as Flower records, bit for bit.
 
 A request holds each hypothesis as named arrays ("arrays", then "arrays.1", ...), Flower's own "config" and the public
-facts. A client's training code answers with "arrays", "metrics" and, where the method needs them, facts; what leaves
-the client is rebuilt from the protected releases alone, and marked.
+facts. A client's training code answers with "arrays", "metrics" and, if the method needs them, facts. The reply that
+leaves the client is rebuilt from the protected releases only, and marked.
 
-What a client remembers from one message to the next lies in the context that Flower keeps for each node through a run:
-the method's state, what left last, and of the ledger either all lines (a ledger of the run alone) or the last one (a
-lifetime ledger, which lies in a file).
+Flower keeps a context for each node through a run. It holds the client's memory: the method's state, the last releases,
+and lines of the ledger. For a ledger of this run these are all lines, for a lifetime ledger (a file) only the last one.
 """
 
 from collections.abc import Mapping
@@ -29,17 +28,17 @@ from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, Rele
 
 ARRAYS, CONFIG = "arrays", "config"
 FACTS, HELLO = "fedveil.facts", "fedveil.hello"
-BESIDE = "fedveil.beside"  # of a request: what the first arrays have beside those that are shared
-BUFFERS = "fedveil.buffers"  # in a node's context: nothing of it is sent
+BESIDE = "fedveil.beside"  # in a request: the first arrays' entries that are not shared
+BUFFERS = "fedveil.buffers"  # in a node's context; never sent
 SUM, SHARE = (
     "fedveil.sum",
     "fedveil.share",
-)  # of a secure sum: what training gives the mod, and what leaves the site
+)  # in a secure sum: the result of training for the mod, and the release of the site
 REFUSED, FAILED = 901, 902  # codes of the mod's error replies: declined to take part, or failed
 
 
 def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
-    """Split one vector [d] into named arrays of its type, for ``load_state_dict(..., strict=False)``."""
+    """Return one vector [d] as named arrays of its type, for ``load_state_dict(..., strict=False)``."""
     if vector.dim() != 1:
         raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{layout.size}]")
     sent = layout.sent
@@ -47,21 +46,21 @@ def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
 
 
 def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors, each in its own type."""
+    """Return named tensors as a record, each in its own type."""
     return ArrayRecord(
         {name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()}
     )
 
 
 def tensors_in(content: RecordDict, name: str) -> dict[str, Tensor]:
-    """Named tensors of a record, none where it is missing or holds something else."""
+    """Return the named tensors of a record; empty if it is missing or holds something else."""
     record = content.get(name)
     arrays = record.items() if isinstance(record, ArrayRecord) else ()
     return {name: messages.tensor_of(name, array.numpy()) for name, array in arrays}
 
 
 def values_in(content: RecordDict, name: str) -> dict[str, Any]:
-    """Plain values of a record, none where it is missing or holds something else."""
+    """Return the plain values of a record; empty if it is missing or holds something else."""
     record = content.get(name)
     return dict(record) if isinstance(record, ConfigRecord) else {}
 
@@ -83,16 +82,16 @@ def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
 
 
 def beside(layout: Layout, arrays: ArrayRecord) -> ArrayRecord:
-    """What a record has beside the shared arrays, as far as the layout declares it: frozen, constant, or kept."""
+    """Return the entries of a record that are not shared but declared by the layout: frozen, constant, or kept."""
     declared = {*layout.kept, *layout.constants}
     return ArrayRecord({name: array for name, array in arrays.items() if name in declared})
 
 
 def complete(content: RecordDict, layout: Layout, state: RecordDict) -> None:
-    """Put beside the shared arrays of a request what a node keeps, or has not trained yet, in place.
+    """Add to the shared arrays of a request, in place, the entries that the node keeps or has not trained yet.
 
-    Then the app's strict ``load_state_dict`` finds all entries of its model. What the node keeps comes before what the
-    server sent.
+    Then the app's strict ``load_state_dict`` finds all entries of its model. Entries that the node keeps replace those
+    that the server sent.
     """
     sent, own = content.get(BESIDE), state.get(BUFFERS)
     if not isinstance(sent, ArrayRecord):
@@ -105,18 +104,18 @@ def complete(content: RecordDict, layout: Layout, state: RecordDict) -> None:
 
 
 def keep(content: RecordDict, request: RecordDict, layout: Layout, state: RecordDict) -> None:
-    """Keep what training changed of a model beside its shared arrays, for the node's next round.
+    """Save the entries that training changed, other than the shared arrays, for the node's next round.
 
     Parameters
     ----------
     content : RecordDict
-        What training code answered.
+        Answer of training code.
     request : RecordDict
-        What it was given: an entry that is the same is not kept.
+        Request that training code got; an unchanged entry is not saved.
     layout : Layout
-        Declares what is kept.
+        Layout, which declares the entries to keep.
     state : RecordDict
-        Of the node's context.
+        State of the node's context.
     """
     arrays, sent = content.get(ARRAYS), request.get(BESIDE)
     if not isinstance(arrays, ArrayRecord) or not isinstance(sent, ArrayRecord):
@@ -133,7 +132,7 @@ def write_broadcast(
     config: ConfigRecord | None = None,
     more: ArrayRecord | None = None,
 ) -> RecordDict:
-    """The content of a request; `more` is what nodes need beside the shared arrays."""
+    """Return the content of a request; `more` holds entries that nodes need besides the shared arrays."""
     content = RecordDict(
         {_hypothesis(j): to_arrays(layout, m) for j, m in enumerate(broadcast.models)}
     )
@@ -145,12 +144,12 @@ def write_broadcast(
 
 
 def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
-    """Read a request's broadcast: the hypotheses [k, d] and the public facts.
+    """Return the broadcast in a request: the hypotheses [k, d] and the public facts.
 
     Raises
     ------
     FieldError
-        If the request does not come from `FedVeilStrategy`, or for another layout.
+        If the request does not come from `FedVeilStrategy`, or is for another layout.
     """
     facts = content.get(messages.PUBLIC)
     if not isinstance(facts, ConfigRecord):
@@ -174,16 +173,16 @@ def write_facts(
     layer_scores: Mapping[str, float] | None = None,
     noised: NoisySteps | None = None,
 ) -> ConfigRecord:
-    """Make the record that training code puts under `FACTS` in its reply; the mod removes it.
+    """Return the record that training code puts under `FACTS` in its reply; the mod removes it.
 
     Parameters
     ----------
     chosen : int
-        The hypothesis that was trained.
+        Index of the trained hypothesis.
     layer_scores : mapping of str to float, optional
         Score of each layer (module), for FedRE.
     noised : NoisySteps, optional
-        The noise inside training, for record-level privacy: `Trained.noised`.
+        Noise inside training, for record-level privacy: `Trained.noised`.
     """
     record = ConfigRecord({"chosen": int(chosen)})
     if noised is not None:
@@ -195,14 +194,14 @@ def write_facts(
 
 
 def write_trained(trained: Trained, layout: Layout) -> RecordDict:
-    """Make the answer of training code from what a trainer returns: the model, or a secure sum's step.
+    """Return the answer of training code from a trainer's result: the model, or a secure sum's step.
 
     Parameters
     ----------
     trained : Trained
-        Of `fedveil.learning.PrivateTrainer` or another trainer.
+        Result of `fedveil.learning.PrivateTrainer` or another trainer.
     layout : Layout
-        Names the arrays.
+        Layout, which names the arrays.
     """
     facts = write_facts(noised=trained.noised)
     if trained.total is not None:
@@ -214,12 +213,12 @@ def write_trained(trained: Trained, layout: Layout) -> RecordDict:
 
 
 def read_sum(content: RecordDict) -> Releases:
-    """The sum in training code's reply to the mod, if there is one; no server reads it."""
+    """Return the sum in training code's reply to the mod, if there is one; it never reaches a server."""
     return _read_integers(content, SUM, "sum")
 
 
 def read_share(content: RecordDict) -> Releases:
-    """The share in a protected reply, and nothing beside it."""
+    """Return the share in a protected reply, and nothing else."""
     return _read_integers(content, SHARE, "share")
 
 
@@ -229,7 +228,7 @@ def _read_integers(content: RecordDict, name: str, kind: Literal["sum", "share"]
 
 
 def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> ClientFacts:
-    """The facts in a training reply (without the record: hypothesis 0, no scores)."""
+    """Return the facts in a training reply; without the record: hypothesis 0, no scores."""
     record = content.get(FACTS, ConfigRecord({"chosen": 0}))
     if not isinstance(record, ConfigRecord):
         raise FieldError(FACTS, kind_of(record), "must be what write_facts returns")
@@ -266,7 +265,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
 
 
 def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> Releases:
-    """The known releases of a reply, by allow-list: the model, the count (if `counted`), scalar metrics."""
+    """Return a reply's known releases (an allow-list): the model, the count (if `counted`), scalar metrics."""
     releases_read: list[Release] = []
     arrays, metrics = content.get(ARRAYS), content.get(messages.METRICS_KEY)
     if isinstance(arrays, ArrayRecord):
@@ -279,7 +278,7 @@ def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> 
 def write_reply(
     releases: Releases, layout: Layout, partition: int, client: ClientSide, sealed: str = ""
 ) -> RecordDict:
-    """The content of a reply: the releases, a count of 1 where none may leave, and the mod's mark with the seal."""
+    """Return a reply's content: the releases, a count of 1 if none may leave, and the mod's mark with the seal."""
     model = model_of(releases)
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
     for share in (r.value for r in releases if r.kind == "share"):
@@ -293,15 +292,15 @@ def write_reply(
 def write_mark(
     partition: int, client: ClientSide, counted: bool = False, **own: Any
 ) -> ConfigRecord:
-    """Write the mark that the mod ran, for whom, and how.
+    """Return the mark that the mod ran, with the partition and the method.
 
-    In answer to a greeting also a site's public key, ``site``, or that the node only ``validates``.
+    The answer to a greeting also has a site's public key, ``site``, or ``validates`` if the node only validates.
     """
     return ConfigRecord({"partition-id": partition, **messages.mark_of(client, counted), **own})
 
 
 def read_mark(content: RecordDict, client: ClientSide) -> tuple[int, bool]:
-    """Partition of a marked reply, and whether its count was released.
+    """Return the partition of a marked reply, and whether its count was released.
 
     Raises
     ------
@@ -324,16 +323,16 @@ def _hypothesis(j: int) -> str:
 
 STATE, VALUES, LEDGER, KEPT = "fedveil.state", "fedveil.values", "fedveil.ledger", "fedveil.kept"
 BEGUN = "fedveil.begun"
-OWN = (STATE, VALUES, LEDGER, KEPT)  # the mod's, not the app's
+OWN = (STATE, VALUES, LEDGER, KEPT)  # records of the mod, not of the app
 
 
 class Memory(ClientMemory):
-    """One client's memory.
+    """Memory of one client, in its node's context.
 
     Parameters
     ----------
     context : Context
-        Of the node.
+        Context of the node.
     """
 
     def __init__(self, context: Context) -> None:
@@ -349,7 +348,7 @@ class Memory(ClientMemory):
 
     @property
     def begun(self) -> bool:
-        """Whether the node was asked to train in this run before."""
+        """Whether the node was already asked to train in this run."""
         return BEGUN in self._state
 
     @begun.setter

@@ -1,4 +1,4 @@
-"""Who is connected, what the server asks of them, and what they answer: nodes, and the partitions they speak for."""
+"""Nodes of a Flower run: connections, the partition of each node, requests and answers."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,47 +24,47 @@ from fedveil.methods import Broadcast, ClientSide, PublicFacts, Releases, Secure
 from fedveil.secure import PublicKey, public_key
 
 _LOG = logger("flwr")
-NODE_UNAVAILABLE = 5  # Flower's code
+NODE_UNAVAILABLE = 5  # Flower's code for an unavailable node
 LOST = (
     3,
     4,
     NODE_UNAVAILABLE,
     8,
-)  # Flower's codes of a message, a reply, a node or a process that is gone
-PAUSE = 1.0  # seconds between two looks at who is connected
+)  # Flower's codes for a lost message, reply, node or process
+PAUSE = 1.0  # seconds between two looks at connected nodes
 
 
 class Roster:
-    """Learns which node speaks for which partition, by greeting every new node once.
+    """Mapping from nodes to partitions, which it learns by greeting every new node once.
 
-    The greeting is a train message without arrays, which the mod answers before any training code runs. Node ids are
-    random and change with a restart; cohorts, noise and ledgers go by partition.
+    The greeting is a train message without arrays; the mod answers it before any training code runs. Node ids are
+    random and change with a restart, so cohorts, noise and ledgers use the partition.
 
     Parameters
     ----------
     client : ClientSide
-        The method's client side, which every node must run.
+        Client side of the method, which every node must run.
     planned : int, optional
-        Number of clients; partitions are then 0, 1, ... Default: whoever is connected in the first round.
+        Number of clients; partitions are then 0, 1, ... Default: all nodes that are connected in the first round.
     patience : float
-        Seconds to wait for them in the first round, and later for as many as a round needs.
+        Seconds to wait for all of them in the first round, and later for as many as a round needs.
     validators : int
-        Nodes that only validate, for which the first round waits as well.
+        Number of validating nodes, for which the first round also waits.
     before : sequence of int
-        Partitions of a federation that an earlier server met; the first round waits for them.
+        Partitions that an earlier server of the run met; the first round waits for them.
     least : int
-        Clients for whom the first round waits where neither says how many there are.
+        Number of clients for which the first round waits if `planned` and `before` are not given.
 
     Attributes
     ----------
     nodes : dict of int to int
-        Node of each partition that is connected.
+        Node of each connected partition.
     sites : dict of int to bytes
-        Of secure sums: the public key that each partition's site named.
+        Public key that each partition's site sent, for secure sums.
     validating : dict of int to int
-        The same of those that only validate; their partitions are numbered apart.
+        Node of each partition that only validates; these partitions have separate numbers.
     partitions : list of int
-        Everybody who belongs to the federation, connected or not.
+        Partitions of the federation, connected or not.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Roster:
         self.partitions = list(before)
 
     def meet(self, grid: Grid, timeout: float, least: int = 0) -> None:
-        """Greet the nodes that are new, and forget those that left; wait for the `least` that a round needs.
+        """Greet new nodes, forget those that left, and wait for the `least` number of nodes that a round needs.
 
         Raises
         ------
         UnprotectedError
-            If no node answers the greeting as one that runs the mod with this method.
+            If no node's answer shows that it runs the mod with this method.
         FedVeilError
             If too few nodes connect in the first round.
         """
@@ -151,7 +151,7 @@ class Roster:
         ):
             try:
                 self._admit(reply)
-            except Exception as error:  # whatever a node sends is that node's failure
+            except Exception as error:  # an invalid answer is that node's failure
                 reasons.append(cleaned(error))
         return reasons
 
@@ -190,31 +190,31 @@ class Roster:
 
 
 class Nodes:
-    """The nodes of a Flower run as a round's courier: messages to them, and what they answer.
+    """Courier to the nodes of a Flower run.
 
     Parameters
     ----------
     server : ServerParty
-        Whose method they run.
+        Server whose method the nodes run.
     roster : Roster
-        Who can be asked.
+        Nodes that can be asked.
     attempts : int
-        Questions of one round at the most, of a secure sum; whatever else is asked once.
+        Most questions of one round of a secure sum; other rounds are asked once.
 
     Attributes
     ----------
     grid : Grid, optional
-        Over which messages go.
+        Grid that carries the messages.
     timeout : float
         Seconds to wait for answers.
     config : ConfigRecord
-        What else a request tells the nodes.
+        Further content of a request.
     asked : dict of int to int
-        Partition of each node that was asked last.
+        Partition of each node of the last request.
     sent : list of Message
-        The messages to them.
+        Messages of the last request.
     beside : ArrayRecord, optional
-        What nodes need beside the shared arrays.
+        Entries that nodes need besides the shared arrays.
     """
 
     def __init__(self, server: ServerParty, roster: Roster, attempts: int) -> None:
@@ -225,18 +225,18 @@ class Nodes:
         self.grid: Grid | None = None
         self.timeout, self.config = 3600.0, ConfigRecord()
         self.asked: dict[int, int] = {}
-        self.sent: list[Message] = []  # Flower gives them their ids when it sends them
+        self.sent: list[Message] = []  # Flower assigns their ids when it sends them
         self.beside: ArrayRecord | None = None
         self._answered: Iterable[Message] | None = None
         self._public: PublicFacts | None = None
         self._absent: dict[int, str] = {}
-        # sites of secure sums that are asked no more: the others pay for each question
+        # sites that are not asked again for secure sums, as each question costs the others
         self._declined: dict[int, str] = {}
-        self._refusing: list[int] = []  # those who declined in this round
-        self._seals: dict[int, str] = {}  # of the replies that were read last
+        self._refusing: list[int] = []  # sites that declined in this round
+        self._seals: dict[int, str] = {}  # seals of the replies that were read last
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """List the members of a cohort that are connected and declined no sum before."""
+        """Return the members of a cohort that are connected and have declined no sum before."""
         least, connected = self._method.least_sites, self._roster.nodes
         reached = [p for p in cohort if p in connected and p not in self._declined]
         self._absent = {p: "is not connected" for p in cohort if p not in connected}
@@ -246,7 +246,7 @@ class Nodes:
         return {p: self._roster.sites[p] if self._secure else None for p in reached}
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Write a round's train messages; whoever runs Flower sends them, or `collect` does."""
+        """Write a round's train messages; an outside caller of the strategy sends them, or else `collect`."""
         self._public, self._answered = broadcast.public, None
         if broadcast.public.attempt == 0:
             self._refusing = []
@@ -256,7 +256,7 @@ class Nodes:
     def address(
         self, broadcast: Broadcast, nodes: Mapping[int, int], config: ConfigRecord, kind: str
     ) -> list[Message]:
-        """A broadcast to the node of each partition."""
+        """Return messages with a broadcast to the node of each partition."""
         self.asked = {node: partition for partition, node in nodes.items()}
         content = (
             records.write_broadcast(broadcast, self._layout, config, self.beside)
@@ -267,14 +267,14 @@ class Nodes:
         return self.sent
 
     def take(self, replies: Iterable[Message]) -> None:
-        """Take what was answered to the messages, where Flower sent them."""
+        """Take the answers to the messages, if Flower sent them."""
         self._answered = replies
 
     def collect(self) -> Collected:
         """Collect the answers of the nodes that were asked last."""
         replies, self._answered = self._answered, None
         if replies is None:
-            assert self.grid is not None  # the strategy has one before it asks
+            assert self.grid is not None  # the strategy has a grid before it asks
             replies = self.grid.send_and_receive(self.sent, timeout=self.timeout)
         released, failed, refused, lost = self.sorted(replies)
         if self._secure:
@@ -292,7 +292,7 @@ class Nodes:
         )
 
     def again(self, answers: Collected) -> list[int]:
-        """Whom to ask anew: those who answered, alone if they are enough for a sum, else with those who may be back."""
+        """Return whom to ask again: the nodes that answered, and if they are too few, those that may be back."""
         public, least, replies = self._public, self._method.least_sites, answers.replies
         if not self._secure or len(replies) == len(self.asked):
             return []
@@ -313,14 +313,14 @@ class Nodes:
         )
         if len(replies) < least and isinstance(
             few, BudgetError
-        ):  # else the server says who failed, and why
+        ):  # otherwise the server reports who failed, and why
             raise few
         return []
 
     def _few(
         self, number: int, who: str, left: int, declined: Sequence[int]
     ) -> NoReplyError | BudgetError:
-        """Why there is no sum: if those who declined would have made one, the run is over and not broken."""
+        """Return the error without a sum; if the declining sites would have sufficed, it says that the run has ended."""
         least = self._method.least_sites
         why = f"round {number}: {who}, and a sum is of {least} at least"
         if not declined or left + len(declined) < least:
@@ -333,9 +333,9 @@ class Nodes:
     def sorted(
         self, replies: Iterable[Message]
     ) -> tuple[dict[int, Releases], dict[int, str], dict[int, str], set[int]]:
-        """Releases, failures and refusals by partition, and who has no reply of its own and may be back.
+        """Return releases, failures and refusals by partition, and the partitions without a reply that may be back.
 
-        A partition that answers twice, or as another one, fails.
+        A partition that answers twice, or with another partition's number, fails.
         """
         released: dict[int, Releases] = {}
         failed: dict[int, str] = {}
@@ -386,7 +386,7 @@ class Nodes:
                     released[partition] = self._released(reply, counted)
                     mark = records.values_in(reply.content, REPLY)
                     self._seals |= seals_of(mark, partition)
-                except Exception as error:  # whatever a client sends is that client's failure
+                except Exception as error:  # an invalid reply is that client's failure
                     failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(partition)
         return (
@@ -397,7 +397,7 @@ class Nodes:
         )
 
     def _released(self, reply: Message, counted: bool) -> Releases:
-        """What a marked reply releases; of a secure sum the share and nothing else."""
+        """Return the releases of a marked reply; for a secure sum only the share."""
         server = self._method.server
         if not isinstance(server, SecureSum):
             return records.read_releases(reply.content, self._layout, counted)

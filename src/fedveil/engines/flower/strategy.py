@@ -1,4 +1,4 @@
-"""The strategy: the server's half of every method, for any Flower app whose clients run the privacy mod."""
+"""Strategy with the server's half of every method, for any Flower app whose clients run the privacy mod."""
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,75 +40,76 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FedVeilStrategy(Strategy):
-    """Run a method's server side under Flower.
+    """Flower strategy that runs a method's server side.
 
     Parameters
     ----------
     method : Method, what `Federation` takes as one, or ServerParty
-        The clients' mod must be given the same. A `ServerParty` where more is to be said of the server: its randomness,
-        ledger, public scorer (for FedRE) or tutor (for FLTrust).
+        Method, the same as in the clients' mod. A `ServerParty` also sets the server's randomness, ledger, public
+        scorer (for FedRE) or tutor (for FLTrust).
     layout : Layout, optional
-        What the model shares. A ServerParty has its own, and its own budget.
+        Layout of the model. A `ServerParty` has its own layout and its own budget.
     rounds : int, optional
-        Rounds planned, known to every client. Default: those that the method's noise was planned for.
+        Planned number of rounds, known to every client. Default: the number for which the method's noise was planned.
     initial : Tensor, optional
-        [k, d], the first hypotheses. Default: the arrays given to `start`, and for k > 1 beside them copies whose
-        entries are shuffled within each array, which is as good a start if the arrays are freshly initialised.
+        [k, d], first hypotheses. Default: the arrays given to `start`. For k > 1 the others are copies with entries
+        shuffled within each array, which is as good a start if the arrays are freshly initialised.
     clients : int, optional
-        Clients of the federation, partitions 0, 1, ...; the first round waits for them. Default: whoever is
-        connected when it begins, which is when there are `min_clients`.
+        Number of clients of the federation, partitions 0, 1, ...; the first round waits for all. Default: the first
+        round begins with `min_clients` clients, and all clients connected then form the federation.
     clients_per_round : int, optional
-        Size of a round's cohort, drawn by partition without replacement. Default: everybody.
+        Size of a round's cohort, drawn by partition without replacement. Default: all clients.
     seed : int, optional
-        Reproducible cohorts and noise, for experiments. Default: secure noise. A ServerParty's noise is its own.
+        Seed of reproducible cohorts and noise, for experiments. Default: secure noise. A `ServerParty` has its own
+        noise.
     budget : SpendFilter, optional
-        Ends the run before the server exceeds it.
+        Budget of the server; the run ends before it is exceeded.
     folder : RunKeeper, optional
-        Keeps the server's ledger, one line a round, the model and a summary:
-        ``fedveil.flower.ServerFolder("runs/mine")``. With ``resume=True`` the run in it goes on where it stood. Beside
-        a ServerParty, opened by whoever built that.
+        Folder for the server's ledger (one line for each round), the model and a summary:
+        ``fedveil.flower.ServerFolder("runs/mine")``. With ``resume=True`` the run in it continues. If `method` is a
+        `ServerParty`, its author must have opened the folder.
     evaluate : bool
-        Whether to ask clients to evaluate, until none of them does; under local trust they are never asked, as no
+        Whether to ask clients to evaluate, until no client answers. Under local trust they are never asked, as no
         metric may leave.
     done : int
-        Rounds that an earlier server of this run has done, of `rounds` in all, where no folder's checkpoint knows it:
-        give a `ServerParty` with the ledger of those rounds, or the `folder` in which they were begun. The first
-        arrays, or `initial`, are the models of the last of them. An optimiser of the server begins anew, as does
-        `stopping`. Under local trust no total is stated, as the earlier rounds stand in the clients' own ledgers alone.
+        Number of rounds that an earlier server of this run has done, if no folder's checkpoint knows it. Then give a
+        `ServerParty` with the ledger of those rounds, or the `folder` in which they began. The first arrays, or
+        `initial`, must be the models of the last of these rounds. The server's optimiser and `stopping` start anew.
+        Under local trust no total is stated, as only the clients' ledgers have the earlier rounds.
     on_round : callable, optional
         Called with each finished `Round`.
     patience : float
         Seconds to wait for clients in the first round.
     min_clients : int
-        Usable replies without which a round is not combined and the run ends: the mean of one is its model.
+        Least number of usable replies; with fewer the run ends without combining the round. The mean of one reply would
+        be that client's model.
     attempts : int
-        Questions of one round at the most, of a secure sum: where a site does not answer, the others are asked anew
-        without it, or with it if they are too few, and each pays one more release. A site that declined is asked no
-        more.
+        Most questions of one round of a secure sum. If a site does not answer, the others are asked again without it,
+        or with it if they are too few. Each repeat costs one more release. A site that declined is not asked again.
     delta : float
-        At which the log states an epsilon, unless the budget names its own.
+        Delta for the epsilon in the log, unless the budget has its own.
     stopping : EarlyStopping, optional
-        Ends the run by the losses of nodes that only validate (``privacy_mod(..., validation=Validation())``), which
-        hold the data: it names no clients, and `sample` says how many nodes the first round waits for (default: one).
-        `start` then returns the best model as arrays.
+        Early stopping by the losses of nodes that only validate (``privacy_mod(..., validation=Validation())``). The
+        nodes hold the data, so it names no clients. `sample` is the number of these nodes for which the first round
+        waits (default: one). `start` then returns the best model as arrays.
 
     Attributes
     ----------
     best : Best
-        The models with the least validation loss, and when that was.
+        Models with the least validation loss, and their round.
     stopped : str
-        Why the run ended before its last round, or "".
+        Reason why the run ended before its last round, or "".
     models : Tensor
-        [k, d], the last released hypotheses; `start` returns the first one as arrays.
+        [k, d], last released hypotheses; `start` returns the first one as arrays.
     history : list of Round
-        What happened in each round.
+        Log of each round.
     broadcast : Broadcast
-        What opened the last round; None before the first.
+        Broadcast of the last round; None before the first.
     received : dict of int to Releases
-        What arrived in the last round, by partition.
+        Releases that arrived in the last round, by partition.
     """
 
-    _least_nodes = 0  # for which a round waits
+    _least_nodes = 0  # number of nodes for which a round waits
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class FedVeilStrategy(Strategy):
             )
         self._nodes = Nodes(self.server, self._roster, attempts)
         self._loop = RoundLoop(self._serving, self._nodes)
-        self._result = Result()  # Flower's own is lost where a budget ends the run
+        self._result = Result()  # Flower's own is lost if a budget ends the run
         self.models = torch.zeros(0, self.layout.size) if initial is None else initial
         self.received: dict[int, Releases] = {}
         self._begun = self._ended = False
@@ -178,7 +179,7 @@ class FedVeilStrategy(Strategy):
             self._go_on(standing)
 
     def _go_on(self, standing: Standing) -> None:
-        """Put the server back to where its folder says that it stood."""
+        """Restore the server to the state in its folder."""
         self.server.resume(standing.models, standing.round, standing.state)
         self.models = standing.models
         self._evaluating.best = self._serving.best = standing.best
@@ -186,10 +187,10 @@ class FedVeilStrategy(Strategy):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Promise of the rounds so far together.
+        """Promise of all rounds so far together.
 
-        Under central trust the trusted server's total. Under local trust that of a client that took part in all of
-        them, by its own quotes: what each one really spent stands in its own ledger.
+        Under central trust it is the server's total. Under local trust it is that of a client that took part in all
+        rounds, by its quotes; its real cost is in its own ledger.
         """
         return self._serving.guarantee
 
@@ -200,7 +201,7 @@ class FedVeilStrategy(Strategy):
 
     @property
     def best(self) -> Best:
-        """The models with the least validation loss."""
+        """Models with the least validation loss."""
         return self._evaluating.best
 
     def start(
@@ -213,17 +214,17 @@ class FedVeilStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run all planned rounds, as ``Strategy.start`` does; `num_rounds` may be left out.
+        """Run all planned rounds like ``Strategy.start``; `num_rounds` may be left out.
 
-        A budget that is used up after the first round ends the run as if it had been planned so: the result holds the
-        last model, `stopped` says why.
+        If a budget is used up after the first round, the run ends normally: the result holds the last model, and
+        `stopped` tells why.
 
         Raises
         ------
         UnprotectedError
-            If no client answers the greeting as one that protects.
+            If no client's answer to the greeting shows that it is protected.
         NoReplyError, BudgetError
-            If the run cannot go on; `models` and `history` hold what was released before.
+            If the run cannot continue; `models` and `history` hold the earlier releases.
         """
         if num_rounds not in (None, self.rounds):
             raise FieldError(
@@ -278,11 +279,11 @@ class FedVeilStrategy(Strategy):
         evaluate_config: ConfigRecord | None,
         evaluate_fn: Evaluate | None,
     ) -> Any:
-        """Play so many rounds; what is to be returned in the place of this strategy's own result."""
+        """Play so many rounds, and return a result that replaces the strategy's own, if any."""
         super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def _require_shapes(self, arrays: ArrayRecord) -> None:
-        """Refuse first arrays of another model than the layout's."""
+        """Refuse first arrays that do not fit the layout."""
         for own, name in self.layout.sent.items():
             known = name if name in arrays else own
             given, shape = (
@@ -294,7 +295,7 @@ class FedVeilStrategy(Strategy):
                 raise FieldError(f"initial_arrays[{known!r}]", given, accepted)
 
     def _take_beside(self, arrays: ArrayRecord) -> None:
-        """Note what the first arrays have beside those that are shared; nodes get it as it is."""
+        """Store the entries of the first arrays that are not shared; nodes get them unchanged."""
         if self._nodes.beside is None:
             self._nodes.beside = found = records.beside(self.layout, arrays)
             if found:
@@ -302,18 +303,18 @@ class FedVeilStrategy(Strategy):
                 _LOG.info(told, ", ".join(found))
 
     def _arrays(self, models: Tensor) -> ArrayRecord:
-        """The first of the models [k, d] as arrays, with what the first arrays had beside it."""
+        """Return the first of the models [k, d] as arrays, with the entries of the first arrays that are not shared."""
         own = records.to_arrays(self.layout, models[0])
         return ArrayRecord({**own, **(self._nodes.beside or {})})
 
     def _begin(self, grid: Grid) -> None:
-        """Bind the run in its folder, whoever calls the rounds."""
+        """Bind the run in its folder, whatever code calls the rounds."""
         if self._folder is not None and not self._begun:
             self._folder.begin(str(grid.run.run_id), self._serving.delta)
         self._begun = True
 
     def _end(self, stopped: str = "") -> None:
-        """Tell what the run came to, and write it, once; nothing of a run that released nothing and was stopped."""
+        """Report and write the run's result once; nothing for a run that was stopped without any release."""
         if self._ended or (stopped and not self.history and self._standing is None):
             return
         self._ended, self.stopped = True, stopped
@@ -321,7 +322,7 @@ class FedVeilStrategy(Strategy):
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """End the run where it cannot go on, whoever calls the rounds."""
+        """End the run if it cannot continue, whatever code calls the rounds."""
         try:
             yield
         except (BudgetError, NoReplyError) as error:
@@ -363,7 +364,7 @@ class FedVeilStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Combine the protected replies, whatever their order."""
+        """Combine the protected replies, in whatever order they came."""
         if self.broadcast is None:
             raise FedVeilError("aggregate_train was called before configure_train")
         with self._ending():
@@ -378,30 +379,30 @@ class FedVeilStrategy(Strategy):
             self._on_round(log)
         metrics = MetricRecord({**self._told(log), **log.report, **counts})
         self._result.train_metrics_clientapp[server_round] = metrics
-        if log.number == self.rounds:  # a loop of an app's own may not come back
+        if log.number == self.rounds:  # an app's own loop may not come back
             self._end()
         return self._arrays(self.models), metrics
 
     def _cohort(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[int, list[int], ConfigRecord]:
-        """Size of a round's cohort, its partitions, and what else its clients are told."""
+        """Return the size of a round's cohort, its partitions, and further content of its messages."""
         everybody = self._roster.partitions
         size = self._size or len(everybody)
         return size, draw_cohort(self._seed, self.done + server_round, everybody, size), config
 
     def _stepped(self, server_round: int, released: Tensor) -> Tensor:
-        """The next models [k, d], of those that were released."""
+        """Return the next models [k, d], from the released ones."""
         return released
 
     def _told(self, log: Round) -> Mapping[str, Any]:
-        """What the metrics of a round's clients come to."""
+        """Return the metrics of a round's clients, aggregated."""
         return self._serving.metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask everybody who is connected, nobody under local trust; with early stopping those who validate."""
+        """Ask all connected nodes (none under local trust); with early stopping, the validating nodes."""
         assert self.broadcast is not None  # a round was combined
         broadcast = Broadcast(models=self.models, public=self.broadcast.public)
         nodes = self._evaluating.nodes(self._roster, broadcast.public.round)
@@ -411,13 +412,13 @@ class FedVeilStrategy(Strategy):
     def _evaluators(
         self, nodes: dict[int, int], server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[dict[int, int], ConfigRecord]:
-        """Whom to ask of the nodes that may be asked, by partition, and what else they are told."""
+        """Return which of these nodes are asked, by partition, and further content of the messages."""
         return nodes, config
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Mean of the clients' metrics, weighted by their counts; None under local trust."""
+        """Return the mean of the clients' metrics, weighted by their counts; None under local trust."""
         if not self._nodes.asked:
             return None
         released, failed, refused, _ = self._nodes.sorted(replies)
@@ -435,11 +436,11 @@ class FedVeilStrategy(Strategy):
     def _evaluated(
         self, server_round: int, released: Mapping[int, Releases], figures: Mapping[str, float]
     ) -> MetricRecord | None:
-        """What clients' evaluations come to: `figures`, their means."""
+        """Return the record of clients' evaluations, from their means `figures`."""
         return MetricRecord(dict(figures))
 
     def summary(self) -> None:
-        """Log what will run, and what it is worth."""
+        """Log the method, the plan and the promise of the run."""
         client, server = self.method.client, self.method.server
         _LOG.info("\t├──> Method: %s, %s trust", self.method.name, client.trust)
         _LOG.info("\t├──> Client side: %s", client)

@@ -1,4 +1,4 @@
-"""Evaluation at the server: whom it asks to measure the new models, and what follows from the answers."""
+"""Evaluation at the server: choice of nodes that measure the new models, and use of their answers."""
 
 from collections.abc import Iterable
 
@@ -20,23 +20,23 @@ _LOG = logger("flwr")
 
 
 class Evaluating:
-    """The nodes that measure the new models, and the models with the least loss.
+    """Evaluation by nodes, which also remembers the models with the least loss.
 
     Parameters
     ----------
     server : ServerParty
-        Of the run.
+        Server of the run.
     rule : EarlyStopping, optional
-        With one, nodes that only validate are asked; else everybody who is connected, nobody under local trust.
+        With a rule, validating nodes are asked; otherwise all connected nodes, or none under local trust.
     seed : int
-        Draws validating nodes.
+        Seed for the choice of validating nodes.
     wanted : bool
-        Whether everybody is asked, until nobody answers.
+        Whether all nodes are asked, until no node answers.
 
     Attributes
     ----------
     best : Best
-        The models with the least validation loss.
+        Models with the least validation loss.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Evaluating:
 
     @property
     def stopped(self) -> str:
-        """Why the run is over, or ""."""
+        """Reason why the run is over, or ""."""
         return "" if self._rule is None else self._rule.ends(self.best)
 
     def nodes(self, roster: Roster, round_: int) -> dict[int, int]:
-        """Nodes that are asked after a round, by partition."""
+        """Return the nodes that are asked after a round, by partition."""
         if self._rule is None:
             return dict(sorted(roster.nodes.items())) if self._wanted else {}
         held = roster.validating
@@ -64,7 +64,7 @@ class Evaluating:
     def figures(
         self, released: dict[int, Releases], failed: dict[int, str], round_: int, models: Tensor
     ) -> dict[str, float]:
-        """Mean of the clients' metrics, weighted by their counts, or the validation loss; empty where there is none."""
+        """Return the mean of the clients' metrics, weighted by counts, or the validation loss; empty without either."""
         for partition, replies in list(released.items()):
             try:
                 check_figures(replies)
@@ -89,7 +89,7 @@ class Evaluating:
     def _loss(
         self, validation: Validation, released: Iterable[Releases], round_: int
     ) -> float | None:
-        """The loss as released: the mean of what left the nodes, or the server's own release."""
+        """Return the released loss: the mean of the nodes' releases, or the server's own release."""
         losses = [
             r.value.double()
             for replies in released

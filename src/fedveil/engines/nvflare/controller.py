@@ -1,4 +1,4 @@
-"""The server's half of every method as a FLARE controller, for sites whose filters protect what they send."""
+"""Server's half of every method as a FLARE controller, for sites whose filters protect what they send."""
 
 import secrets
 from collections.abc import Sequence
@@ -52,78 +52,78 @@ from fedveil.ranges import require_within
 from fedveil.secure import PublicKey, public_key
 
 FOLDER = "fedveil"
-ATTEMPTS = 3  # questions of one round at the most, of a secure sum
-BEGUN = (
-    "fedveil-server"  # a file in the job's folder: a server without one of its own began the job
-)
+ATTEMPTS = 3  # most questions of one round of a secure sum
+BEGUN = "fedveil-server"  # file in the job's folder: a server without its own folder began the job
 DECLINED = "declined, or its filters refused the task: its own log says why"
 
 
 class ServerController(Controller):  # type: ignore[misc]
-    """Run a method's server side as a FLARE workflow. All arguments are what JSON can say.
+    """FLARE workflow that runs a method's server side. All arguments are plain JSON values.
 
-    Partitions are the sites' names in their sorted order. `fedveil.nvflare.FedVeilController` keeps the run in a folder
-    of the job's.
+    Partitions are the sites' names in sorted order. `fedveil.nvflare.FedVeilController` keeps the run in a folder of
+    the job.
 
     Parameters
     ----------
     model : str
         ``"package.module:Net"``, called with `model_options`; its parameters start the run.
     method : str
-        A key of `fedveil.methods.METHODS`; the sites' `PrivacyFilter` must run the same client side.
+        Name in `fedveil.methods.METHODS`; the sites' `PrivacyFilter` must run the same client side.
     rounds : int
-        Rounds planned, known to every site.
+        Planned number of rounds, known to every site.
     parameters : dict, optional
-        Of the method.
+        Parameters of the method.
     aggregator : str or dict, optional
-        The rule: a key of `fedveil.aggregation.AGGREGATORS`, or a dict of its ``name`` and options.
+        Aggregation rule: a name in `fedveil.aggregation.AGGREGATORS`, or a dict of its ``name`` and options.
     model_options : dict, optional
         Arguments of the model.
     buffers : {"refuse", "keep"}
         Policy of the layout for running statistics and counters.
     sites : list of str, optional
-        The federation. Default: the job's clients.
+        Names of the federation's sites. Default: the job's clients.
     clients_per_round : int, optional
-        Size of a round's cohort, drawn without replacement. Default: everybody.
+        Size of a round's cohort, drawn without replacement. Default: all sites.
     min_clients : int
-        Usable replies without which a round is not combined and the job ends.
+        Least number of usable replies; with fewer the job ends without combining the round.
     seed : int, optional
-        Reproducible model, cohorts and noise, for experiments. Default: secure noise.
+        Seed of reproducible model, cohorts and noise, for experiments. Default: secure noise.
     epsilon : float, optional
-        Ends the run before the server exceeds it, at `delta`.
+        Limit on the server's total at `delta`; the run ends before it is exceeded.
     delta : float
-        At which the log states an epsilon.
+        Delta for the epsilon in the log.
     task : str
-        The task that trains.
+        Name of the training task.
     timeout : int
-        Seconds that a round may take; 0: as long as it takes.
+        Seconds that a round may take; 0: no limit.
     site_training : bool
-        Whether the sites train by `FedVeilExecutor`, by modules of their own. Record and person level, secure sums,
-        FedRE and several hypotheses need it.
+        Whether the sites train by `FedVeilExecutor` with their own modules. Record and person level, secure sums, FedRE
+        and several hypotheses need it.
     keys : dict of str to str, optional
-        Of secure sums, each site's public key (``fedveil keys show``). Default: those that follow `seed`, which anybody
-        can compute, for experiments.
+        Public key of each site for secure sums (``fedveil keys show``). Default: keys from `seed`, for experiments;
+        anybody can compute these.
     public : dict, optional
-        Public data of the server's and how it looks at them: arguments of `SiteTraining`, whose ``data`` is called with
-        ``"server"``. FedRE's weights and rules such as FLTrust need it; it needs `site_training`.
+        Public data of the server, as arguments of `SiteTraining`; its ``data`` is called with ``"server"``. FedRE's
+        weights and rules such as FLTrust need it; it needs `site_training`.
 
     stopping : dict, optional
-        Ends the run by the losses of sites that only validate: options of `EarlyStopping`, with a table ``validation``.
+        Early stopping by the losses of sites that only validate: options of `EarlyStopping`, with a table
+        ``validation``.
     validators : list of str, optional
-        Those sites; their `PrivacyFilter` has the same ``validation``. It needs `site_training`.
+        Names of the validating sites; their `PrivacyFilter` has the same ``validation``. It needs `site_training`.
     keep : list of str, optional
-        What the folder keeps of each round: ``"models"``, ``"updates"``, ``"shares"``; see `fedveil.evidence.ServerFolder`.
+        What the folder keeps of each round: ``"models"``, ``"updates"``, ``"shares"``; see
+        `fedveil.evidence.ServerFolder`.
 
     Attributes
     ----------
     best : Best
-        The models with the least validation loss.
+        Models with the least validation loss.
     models : Tensor
-        [k, d], the last released models.
+        [k, d], last released models.
     history : list of Round
-        What happened in each round.
+        Log of each round.
     stopped : str
-        Why the run ended before its last round, or "".
+        Reason why the run ended before its last round, or "".
     """
 
     def __init__(
@@ -189,17 +189,17 @@ class ServerController(Controller):  # type: ignore[misc]
         self.stopped = ""
 
     def folder(self, path: Path) -> RunKeeper | None:
-        """Keeps the run in a folder of the job's, which comes with ``download_job``; here in memory alone."""
+        """Return a keeper for the run in the job's folder, which comes with ``download_job``; here None (all in memory)."""
         return None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing: the job's own code can be imported when the workflow runs."""
+        """Do nothing, as the job's own code cannot be imported before the workflow runs."""
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing to let go of."""
+        """Do nothing, as nothing is held open."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run all rounds; what goes wrong ends the job with its reason."""
+        """Run all rounds; an error ends the job with its reason."""
         try:
             self._run(abort_signal, fl_ctx)
         except Exception as error:
@@ -207,7 +207,7 @@ class ServerController(Controller):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """Promise of the rounds so far together; under local trust to a site that took part in all of them."""
+        """Promise of all rounds so far together; under local trust to a site that took part in all of them."""
         return self._serving.guarantee
 
     def process_result_of_unknown_task(
@@ -218,7 +218,7 @@ class ServerController(Controller):  # type: ignore[misc]
         result: Shareable,
         fl_ctx: FLContext,
     ) -> None:
-        """Drop what comes too late."""
+        """Drop a result that comes too late."""
         self.log_warning(fl_ctx, f"FedVeil: a late result of {client.name} is dropped")
 
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
@@ -290,7 +290,7 @@ class ServerController(Controller):  # type: ignore[misc]
     def _validate(
         self, watch: ServerStopping, broadcast: Broadcast, abort_signal: Signal, fl_ctx: FLContext
     ) -> None:
-        """Ask those who validate for the loss of a round's models."""
+        """Ask the validating sites for the loss of a round's models."""
         round_, due = broadcast.public.round, watch.due(broadcast.public.round)
         if not due:
             return
@@ -309,7 +309,7 @@ class ServerController(Controller):  # type: ignore[misc]
         self._serving.validated(watch.best, round_, broadcast.models)
 
     def _public_keys(self, sites: Sequence[str], source: Source) -> list[PublicKey]:
-        """Each site's public key, by partition; none for methods without a secure sum."""
+        """Return each site's public key, by partition; empty for methods without a secure sum."""
         if self._method.client.trust != "secure sum":
             return []
         if self.keys is None:
@@ -344,29 +344,29 @@ class ServerController(Controller):  # type: ignore[misc]
         )
 
     def result_of(self, site: str) -> Shareable | None:
-        """Hand over, once, what a site answered to the last task."""
+        """Return, once, a site's answer to the last task."""
         return self._results.pop(site, None)
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         self._results[client_task.client.name] = client_task.result
-        client_task.result = None  # FLARE would keep it to the end of the task
+        client_task.result = None  # otherwise FLARE would keep it until the task ends
 
 
 class FlareSites:
-    """The sites of a FLARE job as a round's courier.
+    """Courier to the sites of a FLARE job.
 
     Parameters
     ----------
     controller : ServerController
-        Sends the tasks.
+        Controller that sends the tasks.
     server : ServerParty
-        Whose method they run.
+        Server whose method the sites run.
     names : sequence of str
-        Of the sites, by partition.
+        Names of the sites, by partition.
     abort_signal, fl_ctx
-        FLARE's own.
+        Arguments of FLARE.
     keys : sequence of PublicKey
-        Of the sites, by partition, where sums are secure.
+        Keys of the sites, by partition, if sums are secure.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class FlareSites:
         self._round = 0
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """All of them: FLARE waits for those that are away. Of a secure sum, those who declined none before."""
+        """Return the whole cohort, as FLARE waits for absent sites; for a secure sum, without sites that declined one."""
         if not self._keys:
             return dict.fromkeys(cohort)
         reached: dict[int, PublicKey | None] = {
@@ -406,7 +406,7 @@ class FlareSites:
         self._controller.ask(data, [self._names[p] for p in partitions], *self._context)
 
     def collect(self) -> Collected:
-        """Releases, failures and refusals by partition."""
+        """Return releases, failures and refusals by partition."""
         answers = Collected(asked=len(self._asked))
         for partition in self._asked:
             site = self._names[partition]
@@ -425,7 +425,7 @@ class FlareSites:
                         self._method.server.check_reply(reply, self._layout.size)
                     answers.replies[partition] = reply
                     answers.seals.update(read_seal(result, partition))
-                except Exception as error:  # whatever a site sends is that site's failure
+                except Exception as error:  # an invalid reply is that site's failure
                     answers.failed[partition] = (
                         f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
                     )
@@ -435,7 +435,7 @@ class FlareSites:
         return answers
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """List those who answered a secure sum from which somebody is missing: a sum is of all who are asked."""
+        """Return the sites that answered a secure sum that lacks a site, as the sum is over all asked sites."""
         left = sorted(answers.replies)
         if not self._keys or len(left) == len(self._asked) or self._attempt + 1 >= ATTEMPTS:
             return ()
@@ -443,7 +443,7 @@ class FlareSites:
         return left
 
     def _require_sum(self, number: int, left: int) -> None:
-        """Refuse a secure sum of too few sites; if those who declined would have made one, the run is over."""
+        """Refuse a secure sum of too few sites; if the declining ones would have sufficed, the run has ended normally."""
         least = self._method.least_sites
         if left >= least:
             return
@@ -456,7 +456,7 @@ class FlareSites:
 
 
 def _require_keys(method: Method, keys: dict[str, str] | None, seed: int | None) -> None:
-    """Refuse a secure sum whose sites' keys are not known, and keys where there is no such sum."""
+    """Refuse a secure sum whose sites' keys are unknown, and keys without such a sum."""
     secure = method.client.trust == "secure sum"
     if secure and keys is None and seed is None:
         raise FieldError(
@@ -469,12 +469,12 @@ def _require_keys(method: Method, keys: dict[str, str] | None, seed: int | None)
 
 
 def require_first(marker: Path) -> None:
-    """Refuse a job that was begun by a process that is gone: its ledger was in memory, and what it says is lost.
+    """Refuse a job that an earlier process began, as its ledger was in memory and is lost.
 
     Raises
     ------
     FieldError
-        If there was one.
+        If there was such a process.
     """
     if marker.exists():
         accepted = "a server of this job began it and is gone with its ledger: its rounds would be forgotten. Submit a "

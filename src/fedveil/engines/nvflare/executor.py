@@ -1,4 +1,4 @@
-"""FedVeil as a FLARE executor: it trains by the site's own module, which the site's own configuration names."""
+"""FedVeil as a FLARE executor: it trains by the module that the site's own configuration names."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ PENDING = "fedveil.pending"  # in the context of one task, private to the client
 
 
 class FedVeilExecutor(Executor):  # type: ignore[misc]
-    """Train by the site's own module, as the site's `PrivacyFilter` says in ``training``.
+    """Executor that trains by the site's own module, named in ``training`` of the site's `PrivacyFilter`.
 
-    It has no arguments: a job names it, and nothing that the job says decides how a site trains or what protects it.
-    What is trained stays beside the task until `ReleaseFilter` protects it. In a swarm FLARE runs no filter around a
-    peer's own training: then the executor asks the site's filter itself, and what it returns is protected.
+    It has no arguments: a job names it, but cannot change a site's training or protection. The trained model stays in
+    the task's context until `ReleaseFilter` protects it. In a swarm FLARE runs no filter around a peer's own training.
+    The executor then calls the site's filter itself, and returns the protected result.
     """
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any
     ) -> Shareable:
-        """Train, and answer with a return code alone, or in a swarm with what is released."""
+        """Train, and answer with only a return code; in a swarm with the releases."""
         pending = fl_ctx.get_prop(PENDING)
         if isinstance(pending, Pending | PendingLoss):
             pending.train()
@@ -42,7 +42,7 @@ class FedVeilExecutor(Executor):  # type: ignore[misc]
 
 
 def first_filter(fl_ctx: FLContext, task: str) -> Any:
-    """The first task data filter of a task: the site's own, else the job's; None if there is none."""
+    """Return the first task data filter of a task: the site's own, else the job's; None without any."""
     scope, runner = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT), fl_ctx.get_prop(FLContextKey.RUNNER)
     chain = list(scope.task_data_filters.get(FilterKey.IN, [])) if scope else []
     if runner is not None:

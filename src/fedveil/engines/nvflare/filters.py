@@ -1,9 +1,9 @@
-"""A client's half of every method as FLARE filters, around any executor.
+"""Client's half of every method as FLARE filters, around any executor.
 
 Within one task FLARE runs the task data filters, the executor and the task result filters with one context.
-`PrivacyFilter` asks the client before training and leaves it in that context; `ReleaseFilter` takes it from there and
-replaces the whole result by the protected releases. A filter that raises ends the task: FLARE sends a return code, and
-no text.
+`PrivacyFilter` asks the client before training, and stores it in that context. `ReleaseFilter` takes it from there, and
+replaces the whole result by the protected releases. If a filter raises, the task ends, and FLARE sends a return code
+without text.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ from fedveil.methods import Method, Refusal
 from fedveil.secure import Site
 
 TRAIN = "train"
-PASSED = object()  # a task under central trust that does not train: it is not the filters' business
-CODE_ALONE = object()  # a task that moves a swarm on: of its result the return code leaves
+PASSED = object()  # a task under central trust that does not train; the filters ignore it
+CODE_ALONE = object()  # a task that moves a swarm on; only the return code of its result leaves
 SWARM_TASKS = tuple(
     f"swarm_{name}"
     for name in ("config", "start", "learn", "report_learn_result", "report_final_result")
@@ -53,52 +53,52 @@ SWARM_TASKS = tuple(
 
 
 class PrivacyFilter(Filter):  # type: ignore[misc]
-    """Ask, before data are touched, whether the site takes part. First of the task data filters.
+    """Filter that decides, before data are touched, whether the site takes part; the first of the task data filters.
 
-    What protects a site has to be the site's own: name both filters in its ``local/privacy.json``. Filters that a job
-    brings protect nobody from whoever wrote the job. All arguments are what JSON can say.
+    A site's protection has to be its own, so name both filters in its ``local/privacy.json``. Filters that a job brings
+    protect nobody from the author of the job. All arguments are plain JSON values.
 
     Parameters
     ----------
     model : str
-        ``"package.module:Net"``, what is shared; called with `model_options`.
+        ``"package.module:Net"``, the shared model; called with `model_options`.
     method : str
-        A key of `fedveil.methods.METHODS`.
+        Name in `fedveil.methods.METHODS`.
     parameters : dict, optional
-        Of the method.
+        Parameters of the method.
     model_options : dict, optional
         Arguments of the model.
     buffers : {"refuse", "keep"}
         Policy of the layout for running statistics and counters.
     training : dict, optional
-        How the site itself trains, by its own module: arguments of `SiteTraining`. With it the job's executor must be
-        `FedVeilExecutor`, and every method runs that needs no public data.
+        Training by the site's own module: arguments of `SiteTraining`. The job's executor must then be
+        `FedVeilExecutor`. Every method that needs no public data can then run.
     key : str, optional
         File of the site's key, for secure sums; the table ``[sum]`` of the policy pins its peers.
     ledger : str, optional
-        Folder of the site's lifetime ledger, begun once with `begin_ledger`. Needed for noise that nobody can repeat.
+        Folder of the site's lifetime ledger, begun once with `begin_ledger`; required for secure noise.
     head : str, optional
-        Folder of that ledger's head, on another disk at best; needed with it.
+        Folder of the ledger's head, preferably on another disk; required with `ledger`.
     dataset : str, optional
-        Names that ledger. Default: the site's name.
+        Name of the data set, which names the ledger. Default: the site's name.
     policy : str, optional
-        The TOML file that says what the site allows.
+        TOML file with the site's policy.
     rounds : int, optional
-        Rounds the site agreed to: a task that plans another number is declined.
+        Number of rounds to which the site agreed; a task with another plan is declined.
     participations, leakage_cap : number, optional
-        Budget of the ledger.
+        Budget of the ledger, by number of participations or by leakage.
     seed : int, optional
-        Reproducible noise, for experiments: who knows the seed knows the noise.
+        Seed of reproducible noise, for experiments. Anybody who knows the seed can remove the noise.
     task : str
-        The task that trains. Under local trust all others are refused.
+        Name of the training task. Under local trust all others are refused.
     allow : list of str, optional
-        Classes beside FedVeil's list that may run in a job under local trust, ``"package.module.Class"``: the site
-        answers for what they send.
+        Further classes that may run in a job under local trust, ``"package.module.Class"``. The site is responsible for
+        what they send.
     swarm : bool
         Whether the site takes part in swarms, where another site aggregates each round. It needs `training`.
     validation : dict, optional
-        Makes this a site that only validates: it never trains, and sends the loss of each round's model on its own data
-        as these options of `Validation` say. It needs `training`, whose data and loss it takes.
+        Makes the site validate only: it never trains, and sends the loss of each round's model on its own data by these
+        options of `Validation`. It needs `training`, and uses its data and loss.
     """
 
     def __init__(
@@ -164,13 +164,13 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         self._open = ExitStack()
         if swarm:
             require_swarm(self._method, own)
-        self._settings(0, "site")  # what cannot work is refused when the job is deployed
+        self._settings(0, "site")  # impossible settings are refused when the job is deployed
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Admit the site, or raise, so that the executor never runs."""
+        """Admit the site, or raise an error so that the executor never runs."""
         if (
             fl_ctx.get_prop(PENDING) is not None
-        ):  # a job's filter that took over would undo the site's
+        ):  # otherwise a job's filter could replace the site's
             raise FieldError(
                 "task_data_filters", type(self).__name__, "there are two: leave out that of the job"
             )
@@ -184,19 +184,19 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if passes is not None:
             fl_ctx.set_prop(PENDING, passes, private=True, sticky=False)
             return shareable
-        self._open.close()  # of a task that never came back
+        self._open.close()  # left by a task that never came back
         pending = self.admit(shareable, fl_ctx)
         self._open = pending.open
         fl_ctx.set_prop(PENDING, pending, private=True, sticky=False)
         return shareable
 
     def admit(self, shareable: Shareable, fl_ctx: FLContext) -> Pending:
-        """Ask whether the site takes part in a training task: what goes on with it holds the ledger open.
+        """Decide whether the site takes part in a training task; the returned task holds the ledger open.
 
         Raises
         ------
         FedVeilError
-            If it does not.
+            If the site does not take part.
         """
         if self._validation is not None:
             raise FieldError("validation", self.validation, "this site validates and never trains")
@@ -214,7 +214,9 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if (run, site) not in self._memories:
             self._memories[run, site] = RunMemory(marker_of(fl_ctx, site))
         memory = self._memories[run, site]
-        if self._local and memory.warnings is None:  # else the server looks at what arrives
+        if (
+            self._local and memory.warnings is None
+        ):  # under central trust the server looks at what arrives
             memory.warnings = Warnings(self._method, layout, self._warn)
         with ExitStack() as stack:
             party = stack.enter_context(opened(memory, settings, layout, run, trainer))
@@ -241,12 +243,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         escaping(self.logger).warning("FedVeil: %s", text)
 
     def _measured(self, shareable: Shareable, fl_ctx: FLContext) -> PendingLoss:
-        """Ask whether the site sends a loss of the models of a round.
+        """Decide whether the site sends a loss of a round's models.
 
         Raises
         ------
         FedVeilError
-            If it does not.
+            If the site does not.
         """
         if self._validation is None or self._training is None:
             raise FieldError(
@@ -283,7 +285,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         return self._method.client.trust != "central"
 
     def _passed(self, task: str, fl_ctx: FLContext) -> object:
-        """What marks a task that does not train, if it is answered at all."""
+        """Return the mark of a task that does not train, or refuse a task that is never answered."""
         if not self._local:
             return PASSED
         if self.swarm and task in SWARM_TASKS:
@@ -292,7 +294,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         raise FieldError("task", task, f"under local trust only {self.task!r} is answered")
 
     def _require_site(self, fl_ctx: FLContext) -> Any:
-        """Refuse a job in which something could leave beside the filters; FLARE's client runner."""
+        """Refuse a job in which something could leave outside the filters; return FLARE's client runner."""
         runner = fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is None:
             raise FieldError(
@@ -307,18 +309,18 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         return runner
 
     def _model(self) -> tuple[nn.Module, Layout]:
-        """The model and its layout; not before a task comes, as a job's own code cannot be imported."""
+        """Return the model and its layout; only after a task came, as a job's own code cannot be imported before."""
         if self._built is None:
             module, layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
             self._built = module, layout
         return self._built
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
-        """For the task by name: FLARE matches the names of a job's filters exactly, so that ``"*"`` names none."""
+        """Add the filter to a job under the name of its task, as FLARE does not understand ``"*"`` in a job's filters."""
         super().add_to_fed_job(job, ctx, **{"tasks": [self.task, VALIDATION_TASK], **kwargs})
 
     def _site(self, sites: list[str], site: str) -> Site | None:
-        """The site's side of a secure sum: its own key and pinned peers, or in an experiment keys of the seed."""
+        """Return the site's side of a secure sum: its key and pinned peers, or in an experiment keys from the seed."""
         if self._method.client.trust != "secure sum":
             return None
         if self.key is None and self.seed is not None:
@@ -352,12 +354,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
 
 
 class ReleaseFilter(Filter):  # type: ignore[misc]
-    """Replace the result of training by protected releases. Last of the task result filters.
+    """Filter that replaces the result of training by protected releases; the last of the task result filters.
 
     Parameters
     ----------
     task : str
-        As for `PrivacyFilter`.
+        Name of the training task, as for `PrivacyFilter`.
     """
 
     def __init__(self, task: str = TRAIN) -> None:
@@ -365,7 +367,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         self.task = task
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Protect, commit, hand over."""
+        """Protect, commit and return the releases."""
         pending = fl_ctx.get_prop(PENDING)
         fl_ctx.set_prop(PENDING, None, private=True, sticky=False)
         if pending is PASSED:
@@ -394,12 +396,12 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
 
 
 def require_swarm(method: Method, site_training: bool) -> None:
-    """Refuse a method that does not hold in a swarm, where a peer aggregates each round.
+    """Refuse a method whose promise does not hold in a swarm, in which a peer aggregates each round.
 
     Raises
     ------
     FieldError
-        With the reason.
+        For such a method, with the reason.
     """
     trust = method.client.trust
     if trust == "central":
@@ -425,7 +427,7 @@ def require_swarm(method: Method, site_training: bool) -> None:
 
 
 def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
-    """Refuse a chain in which a result would leave without protection, or with something added behind it."""
+    """Refuse a chain of filters after which a result could leave unprotected or with something added."""
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     chain = list(scope.task_result_filters.get(FilterKey.OUT, [])) if scope else []
     chain += runner.task_result_filters.get(f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}") or []
@@ -453,10 +455,10 @@ def _require_executor(executor: Any, site_training: bool) -> None:
 
 
 def _shield(executor: Any) -> None:
-    """Let an executor that raises answer with a return code: FLARE would send it past the result filters.
+    """Make an executor that raises answer with a return code, as FLARE would send its error past the filters.
 
-    Where it is aborted, or says that the job is unsafe, FLARE answers without result filters, and sends cookies and
-    context along: they are undone here, too.
+    If the task is aborted, or the executor calls the job unsafe, FLARE answers without result filters, but with cookies
+    and context. These are undone here, too.
     """
     execute: Callable[..., Any] = executor.execute
     if getattr(execute, "shielded", False):
@@ -468,7 +470,7 @@ def _shield(executor: Any) -> None:
             result = execute(task, data, fl_ctx, abort_signal)
         except UnsafeJobError:
             raise
-        except Exception:  # no error in the log's sense: logs of errors may be sent away
+        except Exception:  # not logged as an error, because error logs may be sent away
             escaping(executor.logger).warning("FedVeil: the executor raised", exc_info=True)
             result = None
         finally:
@@ -482,4 +484,4 @@ def _shield(executor: Any) -> None:
     executor.execute = shielded
     executor.fire_log_analytics = lambda *arguments: (
         None
-    )  # what Client API code logs would go straight to the server
+    )  # log messages of Client API code would go straight to the server

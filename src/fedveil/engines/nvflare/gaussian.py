@@ -1,4 +1,4 @@
-"""Static local DP as one FLARE filter: clip a difference, add Gaussian noise, keep the composed total in a ledger."""
+"""Static local DP as one FLARE filter: clip a difference, add Gaussian noise, and record the composed total."""
 
 import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -30,32 +30,34 @@ from fedveil.methods import (
 from fedveil.ranges import require_within
 
 Form = tuple[torch.dtype, tuple[int, ...]]
-ROUNDED = 1 - 1e-9  # of mu a release: what is composed stays within the total
+ROUNDED = (
+    1 - 1e-9
+)  # factor on the mu of a release, so that rounding keeps the composed total within the limit
 
 
 class GaussianFilter(Filter):  # type: ignore[misc]
-    """Release a site's difference with Gaussian noise. The last of the task result filters, of any workflow.
+    """Filter that releases a site's difference with Gaussian noise; the last task result filter of any workflow.
 
-    All rounds together are (epsilon, delta)-DP for everything of the site, against the server and whoever sees what it
-    receives. A clipped difference moves by at most 2C, whatever the site's data are. The noise is the same in each
-    round. Its ledger holds the composed total: static local DP, `fedveil.SGALDP` with both ends of
-    its budget at one round's epsilon.
+    All rounds together are (epsilon, delta)-DP for all data of the site, against the server and everybody who sees its
+    messages. A clipped difference moves by at most 2C, whatever the site's data are. The noise has the same size in
+    each round. The ledger holds the composed total. This is static local DP: `fedveil.SGALDP` with both limits of its
+    budget at one round's epsilon.
 
-    What it lets out is the noised difference alone. Integer arrays leave as zeros, so that counters stay as they were.
-    Metrics, counts and headers are left out. What else runs in the job is the business of `JobGuard`.
+    Only the noised difference leaves. Integer arrays leave as zeros, so that counters stay unchanged. Metrics, counts
+    and headers are dropped. `JobGuard` checks everything else that runs in the job.
 
     Parameters
     ----------
     epsilon, delta : float
-        Of all rounds together.
+        Total of all rounds together.
     rounds : int
-        Releases of the ledger; a further one is refused.
+        Number of releases in the ledger; a further one is refused.
     clip : float
-        C, of the difference of all arrays together.
+        C, clipping norm of all arrays of the difference together.
     ledger, head, dataset, policy : str, optional
-        As for `PrivacyFilter`. Without a seed a ledger and its head are needed.
+        As for `PrivacyFilter`. Without a seed, a ledger and its head are required.
     seed : int, optional
-        Reproducible noise, for experiments.
+        Seed of reproducible noise, for experiments.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         self._method: Method = paired(side)
         self._memories: dict[tuple[str, str], RunMemory] = {}
         self._layout: Layout | None = None
-        self._forms: dict[str, Form] = {}  # of all arrays of the first difference
-        self._settings("site")  # what cannot work is refused when the job is deployed
+        self._forms: dict[
+            str, Form
+        ] = {}  # names, shapes and types of all arrays of the first difference
+        self._settings("site")  # impossible settings are refused when the job is deployed
 
     @property
     def sigma(self) -> float:
@@ -104,11 +108,11 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         return 2 * side.clip / mu_of_epsilon(side.epsilon_min, side.delta)
 
     def guarantee(self, ledger: Ledger) -> Guarantee:
-        """Promise of a ledger's releases together."""
+        """Return the promise of all releases in a ledger together."""
         return total_of(ledger)
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Protect, commit, hand over; a result that is no difference is refused, and nothing leaves."""
+        """Protect, commit and return the difference; a result that is not a difference is refused."""
         if shareable.get_return_code() != ReturnCode.OK:
             return make_reply(known_code(shareable))
         arrays = _difference(shareable)
@@ -138,9 +142,9 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         return _reply(layout, released, arrays)
 
     def _known(self, arrays: dict[str, torch.Tensor], shared: dict[str, torch.Tensor]) -> Layout:
-        """The layout of the first difference, which all others must have.
+        """Return the layout of the first difference, which all later ones must have.
 
-        Integer arrays leave as zeros, and their shapes leave with them: these may not follow the data either.
+        Integer arrays leave as zeros, but their shapes still leave, so these must not depend on the data either.
         """
         if not shared:
             raise FieldError("difference", 0, "holds no array of floating point")
@@ -168,7 +172,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
             method=self._method,
             source=source_of(self.seed).child(
                 site
-            ),  # with one seed, each site has noise of its own
+            ),  # with one seed, each site still has its own noise
             policy=read_policy(self.policy),
             ledger=self.ledger,
             head=self.head,
@@ -181,12 +185,12 @@ class GaussianFilter(Filter):  # type: ignore[misc]
 
 
 def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
-    """The arrays of a result that holds a difference.
+    """Return the arrays of a result that holds a difference.
 
     Raises
     ------
     FieldError
-        For anything else, or an array that cannot be noised.
+        For any other result, or an array that cannot be noised.
     """
     dxo = from_shareable(shareable)
     if dxo.data_kind != DataKind.WEIGHT_DIFF or not isinstance(dxo.data, dict):
@@ -202,14 +206,14 @@ def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
 
 
 def _reply(layout: Layout, released: torch.Tensor, arrays: dict[str, torch.Tensor]) -> Shareable:
-    """A result that holds the noised difference and nothing else."""
+    """Return a result that holds only the noised difference."""
     data, views = {}, layout.views(released)
     for name, value in arrays.items():
         if name in views:
             data[name] = views[name].to(value.dtype).contiguous().clone().numpy()
         else:
             data[name] = torch.zeros_like(value).numpy()
-    # everybody weighs the same: the number of steps follows the size of a data set
+    # all sites have equal weight, as the number of steps depends on the size of the data set
     reply: Shareable = DXO(
         DataKind.WEIGHT_DIFF, data, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}
     ).to_shareable()

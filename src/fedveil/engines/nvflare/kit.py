@@ -1,4 +1,4 @@
-"""What a FLARE site's own ``privacy.json`` says of FedVeil: the scope, and the arguments of its `PrivacyFilter`."""
+"""FedVeil's part of a FLARE site's ``privacy.json``: scopes, and the arguments of its `PrivacyFilter`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ ROOMS = ("fedveil.nvflare.", "fedveil.engines.nvflare.")
 
 @dataclass(frozen=True)
 class SiteScope:
-    """A scope of a site's ``privacy.json``.
+    """Scope of a site's ``privacy.json``.
 
     Attributes
     ----------
     name : str
-        As a job may name it.
+        Name by which a job may select it.
     asks : list of dict
-        Filters of incoming task data, first one first.
+        Filters of incoming task data, in order.
     sends : list of dict
-        Filters of outgoing task results, last one last.
+        Filters of outgoing task results, in order.
     """
 
     name: str
@@ -32,7 +32,7 @@ class SiteScope:
 
     @property
     def protects(self) -> bool:
-        """Whether FedVeil's filter is asked first and FedVeil's filter sends last."""
+        """Whether FedVeil's filter is the first for incoming data and the last for outgoing results."""
         if not self.asks or not self.sends:
             return False
         return is_ours(self.asks[0], ASKS) and is_ours(self.sends[-1], SENDS)
@@ -45,12 +45,12 @@ def is_ours(part: Mapping[str, Any], name: str) -> bool:
 
 
 def read_privacy(path: str | Path) -> dict[str, Any]:
-    """The contents of a ``privacy.json``.
+    """Return the contents of a ``privacy.json``.
 
     Raises
     ------
     FieldError
-        If the file cannot be read or holds no table.
+        If the file cannot be read, or holds no table.
     """
     try:
         values = json_of(Path(path).expanduser().read_bytes())
@@ -62,7 +62,7 @@ def read_privacy(path: str | Path) -> dict[str, Any]:
 
 
 def scopes_of(values: Mapping[str, Any]) -> list[SiteScope]:
-    """The scopes of a ``privacy.json``."""
+    """Return the scopes of a ``privacy.json``."""
     scopes = []
     for scope in _tables(values, "scopes"):
         asks = _towards(_tables(scope, "task_data_filters"), "in")
@@ -72,7 +72,7 @@ def scopes_of(values: Mapping[str, Any]) -> list[SiteScope]:
 
 
 def protection_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the `PrivacyFilter` of a site's default scope.
+    """Return the arguments of the `PrivacyFilter` in a site's default scope.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def protection_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def components_of(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The components of a FLARE configuration."""
+    """Return the components of a FLARE configuration."""
     return list(_tables(values, "components"))
 
 

@@ -1,4 +1,4 @@
-"""What FLARE's training code may call at a site: the checks and figures that the other engines have."""
+"""Checks and metrics for FLARE's training code at a site, the same as in the other engines."""
 
 from typing import Any
 
@@ -12,21 +12,22 @@ from fedveil.learning.losses import LossFunction
 
 
 def check_shapes(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> None:
-    """Refuse a site's examples that the model or the loss cannot take, before anything is trained.
+    """Refuse, before training, a site's examples that the model or the loss cannot take.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Left as it is.
+        Model, unchanged.
     x, y : Tensor or ndarray
-        [N, ...] each.
+        [N, ...] each, examples and labels.
     loss : str or callable
-        What is trained on, as in `LocalTraining`.
+        Training loss, as in `LocalTraining`.
 
     Raises
     ------
     FieldError
-        Saying how to change x or y; also where PyTorch would compare each output with the targets of all examples.
+        If they do not fit, or PyTorch would compare each output with the targets of all examples; the text gives the
+        fix.
     """
     client = as_client((x, y), "site")
     require_pairs(model, [client], loss)
@@ -34,9 +35,10 @@ def check_shapes(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> 
 
 
 def measure(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> Figures:
-    """Measure a model on examples that it was not trained on: the loss that was asked for, accuracy and so on.
+    """Compute a model's metrics on examples that it was not trained on: the requested loss, accuracy and so on.
 
-    They are the site's. What leaves with ``FLModel(metrics=...)`` is for the site's method to release or to drop.
+    The metrics belong to the site. If they are sent with ``FLModel(metrics=...)``, the site's method releases or drops
+    them.
 
     Parameters
     ----------
@@ -46,7 +48,7 @@ def measure(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> Figur
     Returns
     -------
     dict of str to float
-        As of the embedded engine, without ``examples``.
+        Metrics as in the embedded engine, without ``examples``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A site's part in a job: what it remembers of it, and a task that it admitted, on its way through the executor."""
+"""Site's part in a FLARE job: its memory of the job, and an admitted task on its way through the executor."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -23,17 +23,17 @@ from fedveil.methods import Broadcast, ClientFacts, Releases
 
 
 class RunMemory(ClientMemory):
-    """One site's memory of one job; FLARE keeps one process a job, and its filters, to the job's end.
+    """Memory of one site for one job; FLARE keeps one process with its filters until the job ends.
 
     Parameters
     ----------
     marker : Path
-        A file of the job's folder: it says that another process kept a ledger of the run, which is lost.
+        File in the job's folder; it shows that another process kept a ledger of the run, which is lost.
 
     Raises
     ------
     FieldError
-        If there was one.
+        If there was another process.
     """
 
     def __init__(self, marker: Path) -> None:
@@ -42,13 +42,13 @@ class RunMemory(ClientMemory):
             raise FieldError("run", marker.name, f"{accepted} simulator a thread for each client")
         self._marker = marker
         self.lines = []
-        self.warnings: Warnings | None = None  # told on this site alone
+        self.warnings: Warnings | None = None  # warnings for this site only
         self._partition: int | None = None
         self._state: Any = None
         self._kept: tuple[int, Releases] = (0, ())
 
     def ledger(self, run: str, partition: int) -> Ledger:
-        """The ledger of this run alone; a site keeps its partition."""
+        """Return the ledger of this run; a site keeps its partition."""
         if self._partition not in (None, partition):
             raise FieldError(
                 "partition", partition, f"this site was partition {self._partition} before"
@@ -71,13 +71,13 @@ class RunMemory(ClientMemory):
 
 
 def known_code(result: Shareable) -> str:
-    """The return code of a result, if it is one of FLARE's."""
+    """Return the return code of a result if it is one of FLARE's."""
     code = str(result.get_return_code())
     return code if code in vars(ReturnCode).values() else str(ReturnCode.EXECUTION_EXCEPTION)
 
 
 def marker_of(fl_ctx: FLContext, site: str) -> Path:
-    """The file that says that a site keeps a ledger of this job alone."""
+    """Return the path of the file that shows that a site keeps a ledger of this job only."""
     folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"fedveil-{site}"
@@ -85,7 +85,7 @@ def marker_of(fl_ctx: FLContext, site: str) -> Path:
 
 @dataclass(frozen=True)
 class Pending:
-    """An admitted task, on its way through the executor; `teach` trains where the site's own module does."""
+    """Admitted task on its way through the executor; `teach` trains if the site's own module does."""
 
     party: ClientParty
     broadcast: Broadcast
@@ -94,7 +94,9 @@ class Pending:
     task: Shareable
     cookies: Mapping[str, Any]
     public: Mapping[str, Any]
-    admitted: Releases | None  # what left in this round before; what is trained now is dropped
+    admitted: (
+        Releases | None
+    )  # releases that left in this round before; a newly trained result is dropped
     teach: Callable[[ClientParty, Broadcast], Learned] | None = None
     learned: list[Learned] = field(default_factory=list)
 
@@ -104,7 +106,7 @@ class Pending:
             self.learned[:] = [self.teach(self.party, self.broadcast)]
 
     def answer(self, result: Shareable) -> Shareable:
-        """The protected releases; without local trust a failure is FLARE's return code and nothing else."""
+        """Return the protected releases; without local trust a failure is only FLARE's return code."""
         party, client, code = self.party, self.party.method.client, result.get_return_code()
         if client.trust == "central" and code != ReturnCode.OK:
             return make_reply(known_code(result))
@@ -125,13 +127,13 @@ class Pending:
         return write_reply(released, party.layout, client, party.seal(self.broadcast.public.round))
 
     def restore(self, fl_ctx: FLContext) -> None:
-        """Undo what training code changed of what FLARE sends along: cookies, and the public part of the context."""
+        """Undo changes by training code to what FLARE sends along: cookies, and the public part of the context."""
         self.task.set_cookie_jar(deepcopy(dict(self.cookies)))
         manager = fl_ctx.get_prop(ReservedKey.MANAGER)
         for name in fl_ctx.get_all_public_props():
             if name in self.public:
                 sticky = bool((fl_ctx.get_prop_detail(name) or {}).get("sticky"))
                 fl_ctx.set_prop(name, self.public[name], private=False, sticky=sticky)
-            else:  # its very name may say something
+            else:  # even its name may reveal something
                 fl_ctx.remove_prop(name, force_removal=True)
                 getattr(manager, "public_stickers", {}).pop(name, None)

@@ -1,8 +1,9 @@
-"""What may run in a site's job beside the filters: a list, and everything else is refused.
+"""Allow-list of the parts that may run in a site's job besides the filters; all others are refused.
 
-Whatever FLARE loads into the process of a job can send data without the filters: retrievers hand out files on request,
-streamers tail logs, widgets and launchers send metrics, swarm controllers talk to other sites, launchers run commands.
-So classes are named here that do none of this; a site names its own, which it answers for.
+Every part that FLARE loads into a job's process can send data past the filters. Retrievers hand out files on request,
+streamers follow logs, widgets and launchers send metrics, swarm controllers talk to other sites, launchers run
+commands. So the list names classes that do none of this. A site can add classes of its own, for which it is
+responsible.
 """
 
 import json
@@ -19,7 +20,7 @@ from nvflare.apis.fl_context import FLContext
 from fedveil.errors import FieldError
 
 FLARE = "nvflare."
-# of FLARE 2.7 to 2.9; those of one version are missing in others
+# from FLARE 2.7 to 2.9; a version may lack some of them
 RUNTIME = {
     "nvflare.private.aux_runner.AuxRunner",
     "nvflare.private.fed.client.client_runner.ClientRunner",
@@ -52,12 +53,12 @@ PARTS = {
     "nvflare.app_opt.pt.numpy_params_converter.NumpyToPTParamsConverter",
     "nvflare.app_opt.pt.numpy_params_converter.PTToNumpyParamsConverter",
 }
-# of a swarm's peers, where the site's PrivacyFilter says swarm = true
+# for a swarm's peers, if the site's PrivacyFilter has swarm = true
 SWARM = {
     "fedveil.engines.nvflare.swarm.SwarmPeer",
     "fedveil.engines.nvflare.swarm.SwarmServer",
 }
-# of the site's own process: what its resources.json names
+# of the site's own process, from its resources.json
 SITE = {
     "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
     "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
@@ -78,21 +79,21 @@ STREAMER, SWITCH = (
 
 
 def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = False) -> None:
-    """Refuse a job, or a site, with a part that is on no list; empty the collector that answers the server's questions.
+    """Refuse a job or site with a part on no list, and empty the collector that answers the server's questions.
 
     Parameters
     ----------
     fl_ctx : FLContext
-        Of the process of a client's job.
+        Context of a client's job process.
     allow : sequence of str
-        Classes that the site answers for, ``"package.module.Class"``.
+        Classes for which the site is responsible, ``"package.module.Class"``.
     swarm : bool
         Whether the site takes part in swarms.
 
     Raises
     ------
     FieldError
-        Naming the part.
+        For such a part, which the text names.
     """
     allow = _allowed(allow, swarm)
     for where, part in _parts(fl_ctx):
@@ -111,21 +112,21 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = Fa
 
 
 def _allowed(allow: Sequence[str], swarm: bool) -> Sequence[str]:
-    """Classes beside the list: those that the site answers for, and in swarms FedVeil's own."""
+    """Return the further allowed classes: those of the site, and in swarms FedVeil's own."""
     if not swarm:
         return allow
     return [*allow, *SWARM]
 
 
 def _take_out(handlers: list[Any], part: Any) -> None:
-    """Take a part out of a list, wherever that very one stands."""
+    """Remove a part from a list, comparing by identity."""
     for place in reversed(range(len(handlers))):
         if handlers[place] is part:
             del handlers[place]
 
 
 def silence(engine: Any) -> None:
-    """Let FLARE's collector of warnings and errors, which the server can read (``show_errors``), collect none."""
+    """Stop FLARE's collector of warnings and errors, which the server can read (``show_errors``), from collecting."""
     for handler in getattr(engine, "handlers", ()):
         if hasattr(handler, "add_error"):
             handler.add_error = lambda *arguments, **named: None
@@ -133,9 +134,9 @@ def silence(engine: Any) -> None:
 
 
 class JobGuard(FLComponent):  # type: ignore[misc]
-    """Stop a job with a part that is on no list before it starts: `PrivacyFilter` is asked when a task comes.
+    """Component that stops a job with a part on no list before it starts; `PrivacyFilter` acts only when a task comes.
 
-    A component of the site's ``local/privacy.json``.
+    It belongs into the site's ``local/privacy.json``.
 
     Parameters
     ----------
@@ -150,7 +151,7 @@ class JobGuard(FLComponent):  # type: ignore[misc]
         self.allow, self.swarm = list(allow or ()), swarm
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Look when everything is loaded and nothing has started."""
+        """Check the parts when everything is loaded and nothing has started."""
         if event_type != EventType.ABOUT_TO_START_RUN:
             return
         try:
@@ -159,12 +160,12 @@ class JobGuard(FLComponent):  # type: ignore[misc]
             handlers = fl_ctx.get_engine().handlers
             for where, part in list(_parts(fl_ctx)):
                 if _foreign(part, where, _allowed(self.allow, self.swarm)):
-                    _take_out(handlers, part)  # it sees no start
+                    _take_out(handlers, part)  # so that it does not see the start
             self.system_panic(f"FedVeil: {error}", fl_ctx)
 
 
 def _parts(fl_ctx: FLContext) -> Iterator[tuple[str, Any]]:
-    """Everything that the process of the job holds, and where."""
+    """Yield all parts that the process of the job holds, with their places."""
     engine, runner = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.RUNNER)
     for name, part in engine.get_all_components().items():
         yield f"components.{name}", part
@@ -178,7 +179,7 @@ def _parts(fl_ctx: FLContext) -> Iterator[tuple[str, Any]]:
 def _foreign(part: Any, where: str, allow: Sequence[str]) -> bool:
     """Whether a part is on no list.
 
-    An executor that is not FLARE's is the site's training code, or code that a job brought: no filter holds code.
+    An executor that is not FLARE's is the site's training code or code from a job. No filter can restrict code.
     """
     own, kinds = _name(type(part)), {_name(kind) for kind in type(part).__mro__}
     if own in allow:
@@ -192,7 +193,7 @@ def _foreign(part: Any, where: str, allow: Sequence[str]) -> bool:
 
 
 def _site_parts(workspace: Any) -> Iterator[tuple[str, bool]]:
-    """Paths of the classes that the site's own process loads, and whether log streaming is switched off."""
+    """Yield paths of the classes that the site's own process loads, and whether log streaming is off."""
     find = getattr(workspace, "get_config_files_for_startup", None)
     if find is None:
         return

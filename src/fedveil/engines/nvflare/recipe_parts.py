@@ -1,4 +1,4 @@
-"""The pieces of a FLARE recipe that `protect` looks at and changes."""
+"""Pieces of a FLARE recipe that `protect` checks and changes."""
 
 import importlib.util
 import inspect
@@ -16,7 +16,7 @@ SWARM_SERVER = "nvflare.app_common.ccwf.swarm_server_ctl.SwarmServerController"
 FLARE_MEAN = ("nvflare.app_common.workflows.fedavg.FedAvg", "nvflare.app_opt.pt.fedavg.PTFedAvg")
 SEAMS = ("_job", "process_env", "_ensure_client_apps_prepared")
 RECEIVER = "nvflare.app_common.widgets.streaming.AnalyticsReceiver"
-# what a workflow would have to be changed for; by the name of its controller's class
+# workflows that `protect` cannot change, by the class of their controller, with the reason
 REFUSED = {
     "CyclicController": "hands each site's model on to the next one as it is, and no method covers that",
     "CyclicServerController": "hands each site's model on to the next one as it is, and no method covers that",
@@ -26,7 +26,7 @@ REFUSED = {
     "Scaffold": "sends control variates beside the models, a second release that no method covers",
     "FedOpt": 'is a rule of FedVeil\'s: write FedAvgRecipe, and protect(recipe, aggregator="fedadam")',
 }
-# options of a recipe that FedVeil's controller does not have, and what to write instead
+# options of a recipe that FedVeil's controller lacks, with what to write instead
 OPTIONS = {
     "aggregator": "give protect(recipe, aggregator=...) a rule of FedVeil's",
     "aggregation_weights": 'give protect(recipe, aggregator={"name": "fedavg", ...}) the weights of a rule',
@@ -40,7 +40,7 @@ OPTIONS = {
 
 
 def modules(filters: Mapping[str, Any]) -> list[str]:
-    """Modules that the filters and the controller import by name."""
+    """Return the modules that the filters and the controller import by name."""
     named = [filters["model"]]
     training = filters.get("training") or {}
     named += [training.get("data", ""), training.get("trainer", "")]
@@ -53,7 +53,7 @@ def modules(filters: Mapping[str, Any]) -> list[str]:
 
 
 def own_file(module: str) -> Path | None:
-    """The file of a module that lies in nobody's package and is not installed."""
+    """Return the file of a module that is neither installed nor part of a package."""
     if "." in module:
         return None
     found = importlib.util.find_spec(module)
@@ -67,13 +67,13 @@ def own_file(module: str) -> Path | None:
 
 
 def arguments(site: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the `PrivacyFilter` of a site's ``privacy.json``, or of its contents."""
+    """Return the arguments of the `PrivacyFilter` in a site's ``privacy.json``, given by path or contents."""
     values = site if isinstance(site, Mapping) else read_privacy(site)
     return protection_of(values)
 
 
 def agreed(name: str, chosen: str, given: Mapping[str, Any]) -> str:
-    """Return what the caller and the site's filter both say."""
+    """Return a value on which the caller and the site's filter agree, or refuse."""
     own = str(given.get(name, ""))
     if chosen and own and chosen != own:
         raise FieldError(name, chosen, f"the site's filter has {own!r}: give both the same")
@@ -83,7 +83,7 @@ def agreed(name: str, chosen: str, given: Mapping[str, Any]) -> str:
 
 
 def require_recipe(recipe: Any) -> None:
-    """Refuse what is no recipe, or one of a FLARE whose recipes lack what is used here."""
+    """Refuse anything but a recipe, or a recipe of a FLARE version that lacks needed parts."""
     lacking = [name for name in SEAMS if not hasattr(recipe, name)]
     if lacking:
         accepted = f"must be a recipe of FLARE 2.9 (it lacks {', '.join(lacking)}). With an older FLARE write the job: "
@@ -92,12 +92,12 @@ def require_recipe(recipe: Any) -> None:
 
 
 def workflow_of(recipe: Any) -> Any:
-    """The one workflow of a recipe, if it is a plain mean or a swarm.
+    """Return the workflow of a recipe, if it is a plain mean or a swarm.
 
     Raises
     ------
     FieldError
-        With the reason why the workflow cannot be protected.
+        If the workflow cannot be protected, with the reason.
     """
     server = recipe._job._deploy_map.get("server")
     workflows = [] if server is None else server.app_config.workflows
@@ -120,7 +120,7 @@ def workflow_of(recipe: Any) -> Any:
 
 
 def require_options(recipe: Any) -> None:
-    """Refuse options of a recipe that would be dropped without a word."""
+    """Refuse options of a recipe that would be dropped silently."""
     for name, instead in OPTIONS.items():
         if getattr(recipe, name, None) not in (None, {}, ""):
             raise FieldError(f"recipe.{name}", getattr(recipe, name), f"is not carried: {instead}")
@@ -132,7 +132,7 @@ def require_options(recipe: Any) -> None:
 
 
 def require_threads(env: Any) -> None:
-    """Refuse a simulator with fewer threads than sites: it replaces their processes, and their ledgers with them."""
+    """Refuse a simulator with fewer threads than sites, as it replaces their processes and so their ledgers."""
     if env.num_threads < env.num_clients:
         accepted = f"must be {env.num_clients}, one a site: with fewer FLARE replaces a site's process and its ledger"
         raise FieldError("num_threads", env.num_threads, accepted)
@@ -145,12 +145,12 @@ def is_swarm(recipe: Any) -> bool:
 
 
 def names_of(env: Any) -> list[str]:
-    """Names of the sites of an environment.
+    """Return the names of an environment's sites.
 
     Raises
     ------
     FieldError
-        If they are not known here.
+        If the names are not known yet.
     """
     if getattr(env, "clients", None):
         return list(env.clients)
@@ -162,14 +162,14 @@ def names_of(env: Any) -> list[str]:
 
 
 def apps_of(recipe: Any) -> tuple[Any, dict[str, Any]]:
-    """The server's app of a job, and the sites' apps by target."""
+    """Return the server's app of a job, and the sites' apps by target."""
     apps = dict(recipe._job._deploy_map)
     server = apps.pop("server")
     return server, apps
 
 
 def of_kind(app: Any, path: str) -> Iterator[Any]:
-    """Components of an app that derive from a class, which need not be importable here."""
+    """Yield the components of an app whose class derives from a class path, which need not be importable here."""
     for part in app.app_config.components.values():
         names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(part).__mro__]
         if path in names:
@@ -177,20 +177,20 @@ def of_kind(app: Any, path: str) -> Iterator[Any]:
 
 
 def drop(app: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """Take the components of these kinds out of an app; what was taken out."""
+    """Remove the components of these kinds from an app, and return them."""
     config, dropped = app.app_config, []
     for name, part in list(config.components.items()):
         if isinstance(part, kinds):
             dropped.append(config.components.pop(name))
             app._oid_to_cid.pop(
                 id(part), None
-            )  # FLARE knows parts by their address, which may be used again
+            )  # FLARE recognises parts by their address, which may be reused
             config.handlers[:] = [handler for handler in config.handlers if handler is not part]
     return dropped
 
 
 def replace_part(app: Any, old: Any, new: Any) -> None:
-    """Put a component in the place of another one, under its name."""
+    """Replace a component by another one under the same name."""
     config = app.app_config
     for name, part in list(config.components.items()):
         if part is old:
@@ -199,18 +199,18 @@ def replace_part(app: Any, old: Any, new: Any) -> None:
 
 
 def drop_script(app: Any, script: str) -> None:
-    """Leave a script that is not run out of the job."""
+    """Remove a script that is not run from the job."""
     kept = [one for one in app.app_config.ext_scripts if Path(one).name != Path(script).name]
     app.app_config.ext_scripts[:] = kept
 
 
 def model_of(recipe: Any, named: str, options: Any) -> tuple[str, dict[str, Any] | None]:
-    """The name of a recipe's model and its arguments, as the server and the sites build it.
+    """Return the name and the arguments of a recipe's model, from which server and sites build it.
 
     Raises
     ------
     FieldError
-        If the sites could not import it, or its arguments are not known.
+        If the sites could not import the model, or its arguments are unknown.
     """
     given = getattr(recipe, "model", None)
     if named:

@@ -1,4 +1,4 @@
-"""One line for a FLARE recipe: the same job, with a method of FedVeil in the place of its plain mean."""
+"""Protection of a FLARE recipe in one line: the same job, with a FedVeil method in place of its plain mean."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -49,26 +49,26 @@ OF_PEERS = (
     "wait",
     "ack",
     "timeout",
-)  # arguments of SwarmPeer; all others of a swarm are SwarmServer's
+)  # arguments of SwarmPeer; all others of a swarm belong to SwarmServer
 NOT_OF_SWARMS = ("public", "site_training", "epsilon", "delta", *OF_PEERS)
 
 
 @dataclass
 class Protection:
-    """Changes of `protect` in a recipe of a server's mean, and what depends on where it runs.
+    """Changes that `protect` makes to a recipe of a server's mean, some of them only when the environment is known.
 
     Attributes
     ----------
     recipe : Recipe
-        The recipe.
+        Recipe that is changed.
     method : Method
-        As built.
+        Method of server and sites.
     filters, server : dict
         Arguments of the sites' `PrivacyFilter` and of the server's `FedVeilController`.
     say : callable
-        Takes each line of what was changed.
+        Receiver of one line for each change.
     environment : str
-        Where the recipe runs, once that is known.
+        Environment of the recipe, once it is known.
     """
 
     recipe: Any
@@ -86,12 +86,12 @@ class Protection:
         return self.method.client.trust != "central"
 
     def change(self, controller: Callable[..., Any]) -> None:
-        """Change the job: its workflow, what trains, and what leaves beside the filters.
+        """Change the job: its workflow, its training, and what leaves outside the filters.
 
         Parameters
         ----------
         controller : callable
-            Makes the workflow, of the arguments `server`.
+            Function that makes the workflow from the arguments `server`.
         """
         recipe = self.recipe
         require_options(recipe)
@@ -104,7 +104,7 @@ class Protection:
         self.before, recipe.process_env = recipe.process_env, self.enter
 
     def enter(self, env: Any) -> None:
-        """Bring the filters where sites have none of their own; FLARE calls it before the job is deployed."""
+        """Add the filters if sites have none of their own; FLARE calls this before the job is deployed."""
         self.before(env)
         where = type(env).__name__
         if self.environment not in ("", where):
@@ -141,7 +141,7 @@ class Protection:
         self._carry_the_model()
 
     def _arrive(self, env: Any) -> None:
-        """Change what the environment alone tells."""
+        """Make the changes that depend on the environment."""
 
     def _bring_filters(self) -> None:
         tasks = list(self.tasks)
@@ -152,7 +152,7 @@ class Protection:
         )
 
     def _require_quiet(self, server: Any, sites: Mapping[str, Any]) -> None:
-        """Refuse what would send figures of the sites' data beside the filters; tell what a trusted server sees."""
+        """Refuse parts that would send figures of the sites' data past the filters; report what a trusted server sees."""
         receivers = [type(part).__name__ for part in of_kind(server, RECEIVER)]
         for app in sites.values():
             receivers += [type(part).__name__ for part in of_kind(app, RECEIVER)]
@@ -168,7 +168,7 @@ class Protection:
             )
 
     def _silence(self, sites: Mapping[str, Any]) -> None:
-        """Take out, under local trust, what hands logged metrics to the server."""
+        """Under local trust, remove the parts that send logged metrics to the server."""
         if not self.local:
             return
         for app in sites.values():
@@ -176,7 +176,7 @@ class Protection:
                 self.say("FedVeil: what training code logs stays at the site")
 
     def _train_by_the_site(self, sites: Mapping[str, Any]) -> None:
-        """Put `FedVeilExecutor` in the place of the recipe's script."""
+        """Replace the recipe's script by `FedVeilExecutor`."""
         script = str(getattr(self.recipe, "train_script", ""))
         for app in sites.values():
             app.app_config.executors.clear()
@@ -188,7 +188,7 @@ class Protection:
         )
 
     def _carry_the_model(self) -> None:
-        """Let the file of the model's module travel with the job, unless it is installed."""
+        """Add the file of the model's module to the job, unless it is installed."""
         for name in modules(self.filters):
             file = own_file(name)
             if file is not None:
@@ -198,7 +198,7 @@ class Protection:
 
 @dataclass
 class SwarmProtection(Protection):
-    """Changes of `protect` in a swarm: each peer trains by its own module, and combines as FedVeil's server does."""
+    """Changes that `protect` makes in a swarm: each peer trains by its own module, and combines like FedVeil's server."""
 
     def __post_init__(self) -> None:
         self.tasks = (TRAIN, *SWARM_TASKS)
@@ -226,7 +226,7 @@ class SwarmProtection(Protection):
             self._bring_peers(sorted(self.server["sites"]))
 
     def _arrive(self, env: Any) -> None:
-        """Give each peer FedVeil's half of the server, if their names were not known before."""
+        """Give each peer FedVeil's server half, if the names were not known before."""
         if not self.server.get("sites"):
             self._bring_peers(sorted(names_of(env)))
 
@@ -248,10 +248,10 @@ class SwarmProtection(Protection):
 
 @dataclass
 class SwarmRule(Protection):
-    """Change of `protect` in a swarm without privacy: the rule by which the peers combine."""
+    """Change that `protect` makes in a swarm without privacy: the rule by which the peers combine."""
 
     def enter(self, env: Any) -> None:
-        """Bring nothing: the peers send what their own scripts send."""
+        """Add nothing, as the peers send what their own scripts send."""
         self.before(env)
 
     def _said(self) -> str:
@@ -294,7 +294,7 @@ def protection(
     seed: int | None,
     server: dict[str, Any],
 ) -> Protection:
-    """Work out from its arguments what `fedveil.nvflare.protect` is to change.
+    """Return the changes of `fedveil.nvflare.protect` for its arguments.
 
     Raises
     ------

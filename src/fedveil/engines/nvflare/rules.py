@@ -1,4 +1,4 @@
-"""Every aggregation rule of FedVeil as a FLARE aggregator: for FLARE's own workflows, and for a swarm's peers."""
+"""FedVeil's aggregation rules as FLARE aggregators, for FLARE's own workflows and for a swarm's peers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,24 +31,24 @@ KINDS = ("WEIGHT_DIFF", "WEIGHTS")
 
 
 class RuleAggregator(FlareAggregator):  # type: ignore[misc]
-    """Combine what sites send by a rule of FedVeil's.
+    """FLARE aggregator that combines the sites' results by a FedVeil rule.
 
-    It adds no noise and promises nothing: whoever runs it sees what the sites send. In a swarm that is a peer.
+    It adds no noise and promises nothing. The party that runs it, in a swarm a peer, sees what the sites send.
 
     Parameters
     ----------
     rule : str or dict
-        A key of `fedveil.aggregation.AGGREGATORS`, or a dict of its ``name`` and options.
+        Name in `fedveil.aggregation.AGGREGATORS`, or a dict of its ``name`` and options.
     sites : int
-        Sites of the federation. A rule that needs more is refused.
+        Number of sites of the federation. A rule that needs more is refused.
     weights : dict of str to float, optional
-        Declared, public sizes of all sites, by name. Default: all weigh the same.
+        Declared, public sizes of all sites, by name. Default: equal weights.
     cap : float, optional
-        The largest weight that a site has, whatever its size; needed with `weights`.
+        Largest weight of a site, whatever its size; required with `weights`.
     expected_data_kind : {"WEIGHT_DIFF", "WEIGHTS"}
-        What the sites send. Of weights the workflow's own model is subtracted.
+        Kind of the sites' results. From weights the workflow's own model is subtracted.
     swarm : bool
-        Whether another site aggregates each round. A rule that remembers is refused then.
+        Whether the aggregating site changes with each round. A rule with a memory is then refused.
 
     Raises
     ------
@@ -77,12 +77,12 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         self._received: dict[str, dict[str, Tensor]] = {}
 
     def sensitivity(self, clip: float, relation: Relation = "zero-out") -> float | None:
-        """Bound how far the result moves if one site changes, its update within `clip`; None: no bound."""
+        """Return a bound on the result's movement if one site's update, of length up to `clip`, changes; None without one."""
         return self._rule.sensitivity(clip, self._weights_of(sorted(self.weights or ())), relation)
 
     @property
     def bears(self) -> int:
-        """The most malicious sites that the rule is made for."""
+        """Return the largest number of malicious sites for which the rule is made."""
         if self.weights is None:
             return self._rule.withstands(self.sites)
         return min(
@@ -91,11 +91,11 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         )
 
     def reset(self, fl_ctx: FLContext) -> None:
-        """Forget what was received."""
+        """Forget all received results."""
         self._received = {}
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Take a site's update, unless it cannot be used; a site's second one in a round is left out."""
+        """Accept a site's update if it can be used; a second one in a round is dropped."""
         try:
             site, arrays = self._read(shareable, fl_ctx)
         except (FieldError, ValueError) as error:
@@ -105,12 +105,12 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """The rule's result, of the kind that the sites sent.
+        """Return the rule's result, in the kind that the sites sent.
 
         Raises
         ------
         FieldError
-            If fewer sites sent a usable update than the rule needs, or no arrays are those of most sites.
+            If fewer sites sent a usable update than the rule needs, or no set of arrays is shared by most sites.
         """
         received, self._received = self._agreeing(), {}
         names = sorted(received)
@@ -130,7 +130,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         step, self._state = rule.step(zero, reduced, self._state)
         result = _unflat(_flat(start, floating) + step, start, floating)
         for name in start:
-            if name not in result:  # counters: the lower median, which is what some site sent
+            if name not in result:  # counters get the lower median, which is the value of some site
                 result[name] = (
                     torch.stack([received[site][name] for site in names]).median(dim=0).values
                 )
@@ -139,12 +139,12 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return reply
 
     def _read(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[str, dict[str, Tensor]]:
-        """The sender and its arrays.
+        """Return the sender and its arrays.
 
         Raises
         ------
         FieldError
-            If they cannot be used.
+            If the arrays cannot be used.
         """
         peer = fl_ctx.get_peer_context()
         own = fl_ctx.get_identity_name()
@@ -166,12 +166,12 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return site, arrays
 
     def _agreeing(self) -> dict[str, dict[str, Tensor]]:
-        """The updates of the arrays and shapes that more than half of the sites sent; whoever came first decides nothing.
+        """Return the updates with the arrays and shapes of more than half of the sites, in whatever order they came.
 
         Raises
         ------
         FieldError
-            If there are no such arrays.
+            If no set of arrays has a majority.
         """
         kinds = {site: _kinds(arrays) for site, arrays in self._received.items()}
         for usual in kinds.values():
@@ -190,7 +190,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return {}
 
     def _start(self, fl_ctx: FLContext, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What differences are taken from: zeros of differences, the workflow's model of weights."""
+        """Return the model from which differences are taken: zeros for differences, the workflow's model for weights."""
         if self.expected_data_kind == "WEIGHT_DIFF":
             return {name: torch.zeros_like(value) for name, value in like.items()}
         model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) or {}
@@ -206,7 +206,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return start
 
     def _weights_of(self, names: list[str]) -> Tensor:
-        """Weights of those who sent an update: declared ones under the cap, or equal ones."""
+        """Return the weights of the sites that sent an update: declared ones under the cap, or equal ones."""
         if self.weights is None or self.cap is None:
             return even(len(names) or self.sites)
         declared = [self.weights[name] for name in names]
@@ -220,12 +220,13 @@ def usable_rule(
     cap: float | None,
     swarm: bool,
 ) -> Aggregator:
-    """The rule as it is to be used by a FLARE aggregator of so many sites.
+    """Return the rule for a FLARE aggregator of so many sites.
 
     Raises
     ------
     FieldError
-        For a rule that needs more sites, a server's own training, weights that it cannot take, or a memory in a swarm.
+        For a rule that needs more sites or a server's training; for weights that it cannot take; for a memory in a
+        swarm.
     """
     name = type(rule).__name__
     if rule.least > sites:
@@ -271,7 +272,7 @@ def _kinds(arrays: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
 
 
 def _has_length(value: Tensor) -> bool:
-    """Whether an array, and one that is as far from another, have a length in float64."""
+    """Whether an array, and the distance to one equally far away, have a length in float64."""
     return bool(torch.linalg.vector_norm(value.reshape(-1).to(torch.float64) * 4).isfinite())
 
 

@@ -1,8 +1,8 @@
-"""What FLARE carries, as our own: a job's JSON as methods and models; broadcasts and replies as shareables.
+"""Conversion of what FLARE carries: a job's JSON to methods and models, broadcasts and replies to shareables.
 
-Shareables keep every bit. A task holds the model as weights, under the names that ``model.state_dict()`` has, and in
-its meta the public facts and the sites in the order of their partitions. A result is rebuilt from the protected
-releases alone, and marked.
+Shareables keep every bit. A task holds the model as weights, under the names of ``model.state_dict()``. Its meta holds
+the public facts, and the sites in the order of their partitions. A result is rebuilt from the protected releases only,
+and marked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,11 @@ from fedveil.learning.models import MODELS
 from fedveil.methods import Broadcast, ClientSide, Method, Releases, build, require_method
 
 SITES = "fedveil.sites"
-SHARE = "fedveil.share"  # of a secure sum: all that leaves the site
-OTHER = "fedveil.hypothesis."  # begins the names of the arrays of all hypotheses but the first
-fobs.register(NumpyArrayDecomposer)  # a server's job without a FLARE persistor knows no arrays
+SHARE = "fedveil.share"  # share of a secure sum, the only value that leaves the site
+OTHER = "fedveil.hypothesis."  # prefix of the arrays' names in all hypotheses but the first
+fobs.register(
+    NumpyArrayDecomposer
+)  # the server of a job without a FLARE persistor cannot decode arrays otherwise
 
 
 def method_of(
@@ -39,10 +41,10 @@ def method_of(
     site_training: bool = False,
     public: bool = False,
 ) -> Method:
-    """A method and its rule, if the site's side of a job can give it what it needs.
+    """Return a method with its rule, if a job can give it what it needs.
 
-    Where a script trains, filters see no more of it than the trained model. Where the sites train by `FedVeilExecutor`,
-    a method may need what training alone knows, and have several hypotheses; and the server may have `public` data.
+    If a script trains, filters see only the trained model. If the sites train by `FedVeilExecutor`, a method may use
+    values known only in training, and several hypotheses; the server may then have `public` data.
 
     Raises
     ------
@@ -75,7 +77,7 @@ def method_of(
 def model_of_name(
     model: str, options: Mapping[str, Any] | None, buffers: Buffers, seed: int, k: int = 1
 ) -> tuple[nn.Module, Layout, Tensor]:
-    """A model ``"package.module:Net"``, its layout, and its first parameters [k, d] under a seed."""
+    """Return a model ``"package.module:Net"``, its layout, and its first parameters [k, d] from a seed."""
     if not isinstance(model, str) or ":" not in model:
         raise FieldError(
             "model", model, 'must be "package.module:Net", importable where the job runs'
@@ -86,7 +88,7 @@ def model_of_name(
 
 
 def rule_of(given: Mapping[str, Any] | str) -> Aggregator:
-    """An aggregation rule of its name, or of a table of its ``name`` and options."""
+    """Return an aggregation rule from its name, or from a table of its ``name`` and options."""
     if isinstance(given, str):
         given = {"name": given}
     values = dict(given)
@@ -95,7 +97,7 @@ def rule_of(given: Mapping[str, Any] | str) -> Aggregator:
 
 
 def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) -> Shareable:
-    """The data of a task."""
+    """Return the data of a task."""
     meta = {messages.PUBLIC: messages.public_values(broadcast), SITES: list(sites)}
     arrays = dict[str, Any]()
     for place, model in enumerate(broadcast.models):
@@ -110,12 +112,12 @@ def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) 
 def read_broadcast(
     task: Shareable, layout: Layout, hypotheses: int = 1
 ) -> tuple[Broadcast, list[str]]:
-    """Read a task's broadcast of so many hypotheses, and the sites.
+    """Return the broadcast in a task, with so many hypotheses, and the sites.
 
     Raises
     ------
     FieldError
-        If the task does not come from `FedVeilController`, or for another layout.
+        If the task does not come from `FedVeilController`, or is for another layout.
     """
     dxo = _dxo(task, "task")
     facts, sites = (dxo.meta or {}).get(messages.PUBLIC), (dxo.meta or {}).get(SITES)
@@ -141,7 +143,7 @@ def read_broadcast(
 
 
 def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Releases:
-    """Read the answer of training code: the model (a difference is added to the broadcast one), count and metrics."""
+    """Return the answer of training code: the model (a difference is added to the broadcast one), count and metrics."""
     dxo = _dxo(result, "result")
     model = _vector(layout, dxo.data)
     if dxo.data_kind == DataKind.WEIGHT_DIFF:
@@ -159,7 +161,7 @@ def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Rel
 def write_reply(
     releases: Releases, layout: Layout, client: ClientSide, sealed: str = ""
 ) -> Shareable:
-    """A result that holds the releases and the seal of their receipt, and nothing else."""
+    """Return a result that holds only the releases and the seal of their receipt."""
     model, share = model_of(releases), next((r.value for r in releases if r.kind == "share"), None)
     if model is None and share is None:
         raise FieldError("releases", [r.kind for r in releases], "hold no model")
@@ -178,7 +180,7 @@ def write_reply(
 
 
 def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Releases:
-    """The releases of a marked result.
+    """Return the releases of a marked result.
 
     Raises
     ------
@@ -203,19 +205,19 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
 
 
 def read_seal(result: Shareable, partition: int) -> dict[int, str]:
-    """The seal of a marked result by its partition; nothing where there is none."""
+    """Return the seal of a marked result by its partition; empty without one."""
     return messages.seals_of(_dxo(result, "result").meta[messages.REPLY], partition)
 
 
 def _hypothesis(place: int, name: str) -> str:
-    """Name of an array of a hypothesis; the first one's have the model's own names."""
+    """Return the name of an array of a hypothesis; the first hypothesis has the model's own names."""
     if place == 0:
         return name
     return f"{OTHER}{place}|{name}"
 
 
 def _of_hypothesis(key: str) -> tuple[int, str]:
-    """Place of the hypothesis whose array is named so, and the array's own name."""
+    """Return the number of the hypothesis of an array with this name, and the array's own name."""
     if not key.startswith(OTHER):
         return 0, key
     place, _, name = key.removeprefix(OTHER).partition("|")
@@ -238,7 +240,7 @@ def _vector(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
 
 
 def _table(values: Any) -> dict[str, Any]:
-    """The values as a table; an empty one of anything else."""
+    """Return the values as a table; an empty table for anything else."""
     if isinstance(values, dict):
         return values
     return {}

@@ -1,8 +1,8 @@
-"""A swarm: FLARE's peers take turns as the aggregator, and none of them is trusted with what the others send.
+"""Swarm: FLARE's peers take turns as the aggregator, and no peer is trusted with the others' results.
 
-Each peer trains by `FedVeilExecutor`, so that what it sends is protected at its own site before FLARE's swarm
-controller sees it. The aggregator of a round sees what a server would see. Of a secure sum that is one share a site:
-the sites that may collude, c, count the aggregator too.
+Each peer trains by `FedVeilExecutor`, so its result is protected at its own site before FLARE's swarm controller sees
+it. The aggregator of a round sees what a server would see; in a secure sum, one share of each site. The c sites that
+may collude include the aggregator.
 """
 
 import json
@@ -51,41 +51,41 @@ from fedveil.mechanisms import source_of
 from fedveil.methods import Broadcast, PublicFacts, Releases
 from fedveil.secure import PublicKey, public_key
 
-ANSWERED = "fedveil.answered"  # sites that answered the question before, in the meta of a task
-ATTEMPTS = 3  # questions of one round of a secure sum, at the most
+ANSWERED = "fedveil.answered"  # sites that answered the previous question, in the meta of a task
+ATTEMPTS = 3  # most questions of one round of a secure sum
 FOLDER = "fedveil"
 SEAMS = ("_scatter", "_try_broadcast_final_result", "record_last_result", "send_learn_task")
 
 
 class SwarmRound(ServerParty):
-    """A round's combination by one peer; the rounds before were other peers'."""
+    """Combination of one round by one peer; other peers combined the earlier rounds."""
 
     def require_rounds(self, done: int, field: str = "ledgers") -> None:
-        """Nothing: what a round cost is in each site's own ledger."""
+        """Require nothing, as the cost of a round is in each site's own ledger."""
 
 
 class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: ignore[misc]
-    """The server's half of a method at each peer of a swarm: first model, messages, combination, last model.
+    """Server's half of a method at each peer of a swarm: first model, messages, combination, last model.
 
     Parameters
     ----------
     model, method, parameters, aggregator, model_options, buffers
         As for `FedVeilController`.
     rounds : int
-        Rounds planned.
+        Planned number of rounds.
     sites : list of str
-        All peers.
+        Names of all peers.
     least : int
-        Usable replies without which a round is not combined and the job ends.
+        Least number of usable replies; with fewer the job ends without combining the round.
     keys : dict of str to str, optional
-        Of secure sums, each site's public key. Default: those that follow `seed`, for experiments.
+        Public key of each site for secure sums. Default: keys from `seed`, for experiments.
     seed : int, optional
-        Reproducible first model, for experiments.
+        Seed of a reproducible first model, for experiments.
 
     Raises
     ------
     FieldError
-        For a method or rule that does not hold in a swarm, with the reason.
+        For a method or rule that does not work in a swarm, with the reason.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         self.history: list[Round] = []
 
     def _method_sites(self) -> None:
-        """Refuse too few sites for a secure sum, and one without keys."""
+        """Refuse too few sites for a secure sum, and a secure sum without keys."""
         noisy = self._method.noisy
         if noisy is not None:
             noisy.require_sites(len(self.sites), "sites")
@@ -146,7 +146,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
     # ---- the first and the last model
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
-        """The first model, with what opens the first round."""
+        """Return the first model, with the question of the first round."""
         seed = secrets.randbits(62) if self.seed is None else self.seed
         _, layout, models = model_of_name(self.model, self.model_options, self.buffers, seed)
         self._layout = layout
@@ -164,7 +164,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self._learnable(Broadcast(models=models, public=public), self.sites)
 
     def save(self, learnable: ModelLearnable, fl_ctx: FLContext) -> None:
-        """Keep the model of a round, which is released, in the job's folder ``fedveil`` at this site."""
+        """Save the model of a round, which is released, in the job's folder ``fedveil`` at this site."""
         folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         weights, meta = learnable[ModelLearnableKey.WEIGHTS], learnable[ModelLearnableKey.META]
@@ -181,7 +181,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
     # ---- messages
 
     def learnable_to_shareable(self, model: ModelLearnable, fl_ctx: FLContext) -> Shareable:
-        """A round's question to all peers."""
+        """Return a round's question to all peers."""
         meta = dict(model[ModelLearnableKey.META])
         task: Shareable = DXO(
             DataKind.WEIGHTS, dict(model[ModelLearnableKey.WEIGHTS]), meta
@@ -189,14 +189,14 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return task
 
     def shareable_to_learnable(self, shareable: Shareable, fl_ctx: FLContext) -> ModelLearnable:
-        """The model and the facts of a question."""
+        """Return the model and the facts of a question."""
         dxo = from_shareable(shareable)
         return make_model_learnable(dxo.data, dict(dxo.meta or {}))
 
     # ---- the combination
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Take a peer's protected reply; a second one in a round is left out."""
+        """Accept a peer's protected reply; a second one in a round is dropped."""
         peer = fl_ctx.get_peer_context()
         name = None if peer is None else peer.get_prop(ReservedKey.IDENTITY_NAME)
         site = str(name or fl_ctx.get_identity_name())
@@ -207,19 +207,19 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
             return False
         try:
             self._replies[partition] = read_reply(shareable, self._known(), self._method.client)
-        except Exception as error:  # whatever a peer sends is that peer's failure
+        except Exception as error:  # an invalid reply is that peer's failure
             self._failed[partition] = f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
             escaping(self.logger).warning("FedVeil: %s", self._failed[partition])
             return False
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """Combine the replies, and open the next round; a secure sum that somebody is missing from is asked again.
+        """Combine the replies, and open the next round; a secure sum that lacks a site is asked again.
 
         Raises
         ------
         NoReplyError
-            If too few replies can be used: the job ends with the last model.
+            If too few replies can be used; the job then ends with the last model.
         """
         replies, failed = self._replies, self._failed
         self._replies, self._failed = {}, {}
@@ -238,7 +238,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self._task(replace(opened, public=public), answered)
 
     def _again(self, broadcast: Broadcast, answered: Sequence[str]) -> Shareable:
-        """The same round as another question, to those who answered."""
+        """Return the same round as another question to the peers that answered."""
         public, least = broadcast.public, max(self._method.least_sites, self.least)
         if len(answered) < least or public.attempt + 1 >= ATTEMPTS:
             raise NoReplyError(
@@ -251,7 +251,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self._task(replace(broadcast, public=public), answered)
 
     def _question(self, fl_ctx: FLContext) -> Broadcast:
-        """What the peers were asked."""
+        """Return the question that the peers were asked."""
         model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
         broadcast, sites = read_broadcast(self.learnable_to_shareable(model, fl_ctx), self._known())
         if sites != self.sites:
@@ -271,7 +271,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self._layout
 
     def _roster(self, names: Sequence[str]) -> tuple[PublicKey, ...]:
-        """Public keys of some sites."""
+        """Return the public keys of some sites."""
         if self.keys is None:
             assert self.seed is not None  # checked when the component was made
             places = [self.sites.index(name) for name in names]
@@ -284,25 +284,25 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
 
 
 class SwarmPeer(SwarmClientController):  # type: ignore[misc]
-    """FLARE's swarm controller of one peer: the sites take turns as the aggregator, and who is away is gone without.
+    """FLARE's swarm controller of one peer: sites take turns as the aggregator, and rounds continue without absent ones.
 
     Parameters
     ----------
     server_id : str
-        Of the job's `SwarmServer`.
+        Id of the job's `SwarmServer`.
     wait : float
-        Seconds that a round waits for those who are missing, once enough have answered.
+        Seconds that a round waits for missing peers once enough have answered.
     ack : int
-        Seconds for a peer to take a message.
+        Seconds in which a peer must accept a message.
     timeout : float
-        Seconds that a round may take: then it is combined of those who answered, or the job ends.
+        Seconds that a round may take. Then the answers are combined, or the job ends if they are too few.
     least : int
-        Peers without which the job ends.
+        Least number of peers; with fewer the job ends.
 
     Raises
     ------
     FieldError
-        If this FLARE's controller lacks what is overridden here.
+        If the controller of this FLARE version lacks a method that is overridden here.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         self.aggrs: list[str] = []
 
     def _scatter(self, task_data: Shareable, for_round: int, fl_ctx: FLContext) -> bool:
-        """Ask for a round: the aggregator is the next one of those who answered last."""
+        """Ask for a round; the aggregator is the next of the peers that answered last."""
         answered = self._follow(task_data)
         self.aggrs = [answered[for_round % len(answered)]]
         asked: bool = super()._scatter(task_data, for_round, fl_ctx)
@@ -348,12 +348,12 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
     def do_learn_task(
         self, name: str, task_data: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> None:
-        """Train, and as the aggregator wait for those who answered last and nobody else."""
+        """Train; the aggregator then waits only for the peers that answered last."""
         self._follow(task_data)
         super().do_learn_task(name, task_data, fl_ctx, abort_signal)
 
     def _follow(self, task_data: Shareable) -> list[str]:
-        """Ask those who answered the last question, and nobody else; who is away once stays away."""
+        """Return the peers that answered the last question; a peer that was absent once is not asked again."""
         answered = from_shareable(task_data).meta.get(ANSWERED)
         if not isinstance(answered, list) or not set(answered) <= set(
             self.get_config_prop(Constant.CLIENTS)
@@ -363,7 +363,7 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         return self.trainers
 
     def send_learn_task(self, targets: list[str], request: Shareable, fl_ctx: FLContext) -> bool:
-        """Ask the other peers; who cannot be reached is gone without, while enough are left."""
+        """Ask the other peers; continue without peers that cannot be reached, while enough are left."""
         request.set_header(AppConstants.NUM_ROUNDS, self.get_config_prop(AppConstants.NUM_ROUNDS))
         timeout, secure = int(self.learn_task_ack_timeout), self.is_task_secure(fl_ctx)
         task = Task(name=self.do_learn_task_name, data=request, timeout=timeout, secure=secure)
@@ -379,7 +379,7 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         return False
 
     def record_last_result(self, fl_ctx: FLContext, round_num: int, result: ModelLearnable) -> None:
-        """Keep a round's model, and end the workflow once all rounds are combined, however often one was asked."""
+        """Save a round's model, and end the workflow once all rounds are combined, however often one was asked."""
         facts = result[ModelLearnableKey.META].get(messages.PUBLIC) or {}
         if facts.get("round", 0) > facts.get("rounds", 0):
             first = self.get_config_prop(Constant.START_ROUND, 0)
@@ -387,7 +387,7 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         super().record_last_result(fl_ctx, round_num, result)
 
     def _try_broadcast_final_result(self, *arguments: Any, **named: Any) -> int:
-        """Hand the last model to those who are still there; FLARE counts everybody else as an error."""
+        """Send the last model to the peers that are still there; FLARE counts absent ones as an error."""
         everybody = self.get_config_prop(Constant.RESULT_CLIENTS) or []
         self.config[Constant.RESULT_CLIENTS] = [name for name in everybody if name in self.trainers]
         errors: int = super()._try_broadcast_final_result(*arguments, **named)

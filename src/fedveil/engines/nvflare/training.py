@@ -1,4 +1,4 @@
-"""How a site itself trains under NVIDIA FLARE: data, trainer and local training that its own configuration names."""
+"""Training of a site under NVIDIA FLARE: data, trainer and options from the site's own configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,26 +18,26 @@ from fedveil.learning.models import MODELS
 from fedveil.learning.scoring import Scoring
 from fedveil.methods import Broadcast, Method
 
-PUBLIC = "server"  # who asks for public data
+PUBLIC = "server"  # name under which public data are requested
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteTraining(Parameters):
-    """Training of a site, as its own configuration says; all of it is what JSON can say.
+    """Training of a site by its own configuration; all values are plain JSON.
 
     Parameters
     ----------
     data : str
-        ``"hospital.study:data"``, a function of the site's name that returns what `Federation` takes as one client:
-        ``(x, y)`` or ClientData. It is called once, when the first task was admitted.
+        ``"hospital.study:data"``, a function of the site's name that returns ``(x, y)`` or ClientData. It is called
+        once, after the first task was admitted.
     local : dict
         Options of `LocalTraining`: lr, epochs, batch_size, loss and so on.
     trainer : str
-        ``"hospital.study:trainer"``, a function ``(model, layout, local) -> trainer`` whose ``train(starts, clients,
-        keys)`` is that of `fedveil.learning.learner.Trainer`. Default: FedVeil's own. Where noise goes inside training
-        FedVeil trains.
+        ``"hospital.study:trainer"``, a function ``(model, layout, local) -> trainer``; the trainer has ``train(starts,
+        clients, keys)`` as in `fedveil.learning.learner.Trainer`. Default: FedVeil's own, which is always used if noise
+        goes inside training.
     kind : {"sequential", "batched", "auto"}
-        FedVeil's own trainer; "sequential" gives the embedded engine's bits whoever else is trained.
+        Kind of FedVeil's own trainer; "sequential" gives the embedded engine's bits, whoever else is trained there.
     region : list of int, optional
         Top, left, bottom and right of the sensitive pixels, for FedRE.
     scoring : dict
@@ -70,14 +70,14 @@ class SiteTraining(Parameters):
 
 
 class OwnTraining:
-    """A site's training through one job: its learner, and its data once they are needed.
+    """Training of a site in one job: its learner, and its data once they are needed.
 
     Parameters
     ----------
     given : SiteTraining
-        What the site says.
+        Configuration of the site.
     seed : int
-        Of batches and their order.
+        Seed of batches and their order.
     """
 
     def __init__(self, given: SiteTraining, seed: int) -> None:
@@ -86,7 +86,7 @@ class OwnTraining:
         self._client: ClientData | None = None
 
     def begin(self, module: nn.Module, layout: Layout, method: Method) -> None:
-        """Build the learner, before data are touched: what cannot train is refused.
+        """Build the learner before data are touched, and refuse a configuration that cannot train.
 
         Raises
         ------
@@ -119,11 +119,11 @@ class OwnTraining:
 
     @property
     def private_trainer(self) -> PrivateTrainer | None:
-        """The trainer, if it adds noise itself."""
+        """Trainer, if it adds noise itself; else None."""
         return None if self._learner is None else self._learner.private_trainer
 
     def learning(self, site: str, partition: int) -> Callable[[ClientParty, Broadcast], Learned]:
-        """Return what trains an admitted task of a site; whatever it raises is that task's failure."""
+        """Return the function that trains an admitted task of a site; an error in it is that task's failure."""
 
         def learn(party: ClientParty, broadcast: Broadcast) -> Learned:
             assert self._learner is not None  # a task was admitted
@@ -140,7 +140,7 @@ class OwnTraining:
         return learn
 
     def losses(self, site: str) -> Callable[[Tensor], Tensor]:
-        """Return what measures models [k, d] on a site's data, by the loss that it would train with."""
+        """Return the function that computes the training loss of models [k, d] on a site's data."""
 
         def measure(models: Tensor) -> Tensor:
             assert self._learner is not None  # a task was admitted
@@ -152,13 +152,13 @@ class OwnTraining:
         return measure
 
     def scores(self, models: Tensor) -> Tensor:
-        """Layer scores [n, L] of received models on the server's public data."""
+        """Return layer scores [n, L] of received models on the server's public data."""
         public = self._data(PUBLIC)
         assert self._learner is not None  # the run has begun
         return self._learner.public_scores(models, public)
 
     def taught(self, model: Tensor, round_: int) -> Tensor:
-        """A model [d] after training on the server's public data, under the key of no client."""
+        """Return a model [d] after training on the server's public data, with a key that no client has."""
         public = self._data(PUBLIC)
         assert self._learner is not None  # the run has begun
         [learned] = self._learner.learn(model[None], [public], [(self._seed, round_, -1)])
@@ -167,7 +167,7 @@ class OwnTraining:
         return learned.trained.model
 
     def _data(self, site: str) -> ClientData:
-        """The site's data, read once."""
+        """Return the site's data, which are read once."""
         assert self._learner is not None  # a task was admitted
         if self._client is None:
             client = as_client(MODELS.find(self._given.data)(site), "training.data")
@@ -179,7 +179,7 @@ class OwnTraining:
 
 
 def site_training_of(given: Mapping[str, Any], seed: int | None) -> OwnTraining:
-    """A site's training of plain values.
+    """Return a site's training from plain values.
 
     Raises
     ------

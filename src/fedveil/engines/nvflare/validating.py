@@ -1,4 +1,4 @@
-"""Validation clients under FLARE: sites that never train, and whose losses are releases; and when a run ends early."""
+"""Validation under FLARE: sites that never train but release losses, and early stopping by these losses."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -29,7 +29,7 @@ LOSS = "loss"
 
 
 def stopping_of(given: Mapping[str, Any]) -> EarlyStopping:
-    """An early stopping of plain values; who validates is said beside it.
+    """Return an early stopping from plain values; the validating sites are given separately.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def stopping_of(given: Mapping[str, Any]) -> EarlyStopping:
 
 
 def validation_of(given: Mapping[str, Any]) -> Validation:
-    """Read from plain values how losses leave."""
+    """Return the release of losses from plain values."""
     require_a(
         "validation",
         given,
@@ -63,29 +63,29 @@ def validation_of(given: Mapping[str, Any]) -> Validation:
 
 
 class ValidatorMemory(RunMemory):
-    """A validating site's memory of one job: its ledger is named apart from those of sites that train."""
+    """Memory of a validating site for one job; its ledger has another name than those of training sites."""
 
     def ledger(self, run: str, partition: int) -> Ledger:
-        """The ledger of this run alone."""
+        """Return the ledger of this run."""
         return Ledger.parse(run, f"{VALIDATORS}{partition}", self.lines)
 
 
 @dataclass(frozen=True)
 class PendingLoss:
-    """A model to be measured by a site that only validates, on its way through the executor.
+    """Task of a site that only validates, on its way through the executor.
 
     Attributes
     ----------
     party : Validator
-        Charged for the loss.
+        Party that is charged for the loss.
     broadcast : Broadcast
-        The models [k, d] of a round.
+        Broadcast with the models [k, d] of a round.
     measure : callable
-        ``models -> losses`` [k] on the site's data.
+        Function ``models -> losses`` [k] on the site's data.
     open : ExitStack
-        Holds the ledger.
+        Context that holds the ledger open.
     losses : list of float
-        What was measured.
+        Measured losses.
     """
 
     party: Validator
@@ -97,7 +97,7 @@ class PendingLoss:
     losses: list[float] = field(default_factory=list)
 
     def train(self) -> None:
-        """Measure, and train nothing; whatever fails counts as the largest loss that is declared."""
+        """Measure the loss without training; any failure counts as the largest declared loss."""
         try:
             measured = self.measure(self.broadcast.models)
             self.losses[:] = [float(torch.nan_to_num(measured, nan=inf).min())]
@@ -105,13 +105,13 @@ class PendingLoss:
             self.losses[:] = [inf]
 
     def answer(self, result: Shareable) -> Shareable:
-        """The loss as it is released."""
+        """Return the released loss."""
         if result.get_return_code() != ReturnCode.OK or not self.losses:
             return make_reply(known_code(result))
         [loss] = self.losses
         if (
             self.central and self.validation.losses == "noised"
-        ):  # the server adds the noise, and pays for it
+        ):  # the server adds the noise and pays for it
             sent = loss if isfinite(loss) else self.validation.loss_range
         else:
             sent = self.party.send(loss, self.broadcast.public.round)
@@ -121,16 +121,16 @@ class PendingLoss:
         return reply
 
     def restore(self, fl_ctx: FLContext) -> None:
-        """Nothing: no code of others ran."""
+        """Do nothing, as no foreign code ran."""
 
 
 def require_due(party: Validator, ledger: Ledger, round_: int, bounded: bool) -> None:
-    """Refuse a loss that the site does not send, before its data are touched.
+    """Refuse, before data are touched, a loss that the site does not send.
 
     Raises
     ------
     FedVeilError
-        With the reason, for the site's own log.
+        For such a loss, with the reason for the site's own log.
     """
     reason = party.declines(round_)
     made = ledger.entries if bounded else ledger.all_entries
@@ -141,18 +141,18 @@ def require_due(party: Validator, ledger: Ledger, round_: int, bounded: bool) ->
 
 
 class ServerStopping:
-    """Plan of who is asked for a loss after a round, and when the run ends.
+    """Early stopping at the server: choice of the sites asked for a loss, and end of the run.
 
     Parameters
     ----------
     rule : EarlyStopping
-        When and how.
+        Rule of early stopping.
     names : list of str
-        Sites that validate.
+        Names of the validating sites.
     seed : int
-        Draws them.
+        Seed for the choice of sites.
     server : ServerParty
-        Charged under central trust.
+        Server, which pays under central trust.
     """
 
     def __init__(
@@ -165,11 +165,11 @@ class ServerStopping:
 
     @property
     def stopped(self) -> str:
-        """Why the run is over, or ""."""
+        """Reason why the run is over, or ""."""
         return self.rule.ends(self.best)
 
     def due(self, round_: int) -> list[str]:
-        """Sites that are asked after a round, of those whose number of losses is not used up."""
+        """Return the sites that are asked after a round, among those with losses left."""
         cap = cap_of(self.rule.validation, self._server.method.client.trust)
         allowed = [place for place, asked in self._asked.items() if cap is None or asked < cap]
         places = drawn(self.rule, self._seed, round_, allowed)
@@ -178,7 +178,7 @@ class ServerStopping:
         return [self.names[place] for place in places]
 
     def take(self, losses: list[float], round_: int, models: Tensor) -> float | None:
-        """Follow the losses that arrived; the released one, None where there is none."""
+        """Process the losses that arrived, and return the released loss; None without one."""
         if not losses:
             return None
         if self._central and self.rule.validation.losses != "public":
@@ -193,7 +193,7 @@ class ServerStopping:
 
 
 def read_loss(result: Shareable | None) -> float | None:
-    """The loss of a reply, if it is a validating site's."""
+    """Return the loss in a reply of a validating site; None in other replies."""
     if result is None or result.get_return_code() != ReturnCode.OK:
         return None
     try:
