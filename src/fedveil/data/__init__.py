@@ -1,4 +1,4 @@
-"""Data: sources by name, and how examples are dealt out to clients.
+"""Data: sources by name, and distribution of examples to clients.
 
 Names are imported when they are first used, so that ``fedveil data list`` does not wait for PyTorch.
 """

@@ -45,22 +45,23 @@ def load_npz(
         [N, H, W] becomes [N, 1, H, W]. Integer y is classes, [N] or one a pixel [N, H, W]; floating-point y is the
         targets of a regression.
     channels : {"auto", "first", "last"}
-        Where 4-d images have their channels; "auto" takes the axis, first or last, that is 1, 3 or 4 long.
+        Axis of the channels in 4-d images; "auto" takes the first or last axis with length 1, 3 or 4.
     classes : int
         Number of classes; 0: one more than the largest label, which a method that promises something refuses.
     absent : sequence of int
-        Classes that are meant to have no example here; any other gap is refused.
+        Classes that may have no example here; any other missing class is refused.
     client_array : str
-        Array [N] of the file that says which natural client an example belongs to, e.g. ``"train_writer"``.
+        Name of the file's array [N] with the natural client of each example, e.g. ``"train_writer"``.
     person : str
-        Array [N] of the file that says which person (patient) an example belongs to, in whole numbers or texts.
+        Name of the file's array [N] with the person (patient) of each example, as whole numbers or texts.
     max_gib : float
         Largest unpacked size of the file in GiB.
 
     Raises
     ------
     FieldError
-        For a file that is missing, too large or no npz, and for arrays that do not fit, naming file, array and row.
+        For a file that is missing, too large or not an npz, and for arrays that do not fit; the text names file, array
+        and row.
     """
     file = Path(path).expanduser()
     require_choice("data.channels", channels, ("auto", "first", "last"))
@@ -108,7 +109,7 @@ def load_npz(
 
 
 def _names_in(file: Path, arrays: Mapping[str, Array]) -> tuple[str, str, str, str]:
-    """Return the names of inputs and labels, and of those of a test half, as the file has them."""
+    """Return the names of the file's arrays: inputs and labels, and those of a test half."""
     for names in LAYOUTS:
         if names[0] in arrays and names[1] in arrays:
             return names
@@ -123,7 +124,7 @@ def _ids_in(
     field: str,
     name: str,
 ) -> tuple[str, Array] | None:
-    """Return an array of clients or persons with its name in a refusal; None if it is not asked for."""
+    """Return an array of clients or persons with its name in refusals; None if it is not requested."""
     if not name:
         return None
     return f"{file.name}:{name}", arrays[require_choice(field, name, arrays)]
@@ -166,7 +167,7 @@ def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:
 
 
 def _check_header(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    """Refuse an array that says it is larger than its file, before anything is allocated for it."""
+    """Refuse an array whose header claims more data than its file holds, before memory is allocated."""
     with archive.open(entry) as member:
         version = np.lib.format.read_magic(member)
         is_first = version == (1, 0)
@@ -227,12 +228,12 @@ def _pair(
 
 
 def images(x: Array, channels: str = "auto", name: str = "x") -> Tensor:
-    """Return examples as float32: uint8 scaled to [0, 1], channels first, grey images with a channel of their own.
+    """Return examples as float32: uint8 scaled to [0, 1], channels first, grey images with one channel.
 
     Raises
     ------
     FieldError
-        If `channels` is "auto" and 4-d images do not show their 1, 3 or 4 channels at exactly one end.
+        If `channels` is "auto", and not exactly one end of 4-d images has length 1, 3 or 4.
     """
     if x.ndim == 3:
         x = x[:, None]

@@ -57,7 +57,7 @@ _MEAN, _DEVIATION = (
 
 
 def _shipped(file: str) -> Path:
-    """A file of scikit-learn's, found without importing it, which would take longer than all of FedVeil."""
+    """Return the path of a file in scikit-learn without importing it, which would take longer than all of FedVeil."""
     spec = find_spec("sklearn")
     assert spec is not None
     assert spec.origin is not None
@@ -65,12 +65,12 @@ def _shipped(file: str) -> Path:
 
 
 def load_digits(*, centre: float = 0.0) -> DataSet:
-    """The handwritten digits of scikit-learn, [1, 8, 8] scaled to [0, 1].
+    """Load the handwritten digits of scikit-learn, [1, 8, 8] scaled to [0, 1].
 
     Parameters
     ----------
     centre : float
-        Subtracted from every pixel. A number that all agreed on: one taken from the images would be a release.
+        Number subtracted from every pixel, agreed on in advance; a number computed from the images would be a release.
     """
     rows = np.loadtxt(_shipped("digits.csv.gz"), delimiter=",")
     return DataSet(
@@ -84,7 +84,7 @@ def load_digits(*, centre: float = 0.0) -> DataSet:
 
 
 def load_breast_cancer() -> DataSet:
-    """The breast cancer table of scikit-learn, 30 standardised columns."""
+    """Load the breast cancer table of scikit-learn, 30 standardised columns."""
     rows = np.loadtxt(_shipped("breast_cancer.csv"), delimiter=",", skiprows=1)
     x = torch.from_numpy(rows[:, :-1].copy())
     return DataSet(
@@ -112,7 +112,7 @@ def load_alzheimer(
     resolution : int
         Height and width in pixels, 8 to 128; smaller ones are averaged (box filter).
     split : {"hf_counts", "kaggle"}
-        Which images are the set's test half.
+        Choice of the set's test half.
     scale : {"unit", "standard"}
         Pixels in [0, 1], or (pixel - 0.3) / 0.3, which trains faster. Both are fixed and need no statistics.
 
@@ -129,7 +129,7 @@ def load_alzheimer(
         stored = _decode(resolution)
         with suppress(
             OSError
-        ):  # a cache that cannot be written only costs the time to decode again
+        ):  # if the cache cannot be written, only the time to decode again is lost
             _write(path, stored)
     x, y = images(stored["images"]), torch.from_numpy(stored["labels"].astype(np.int64))
     if scale == "standard":

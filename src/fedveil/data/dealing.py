@@ -1,4 +1,4 @@
-"""Partitions of a data set over clients, the draws behind them, and what each client holds out."""
+"""Partitions of a data set over clients, the random draws behind them, and held-out parts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -47,35 +47,35 @@ def partition(
     shards: int | None = None,
     owner: ArrayLike | None = None,
 ) -> list[Indices]:
-    """Deal examples out to clients, none to two of them.
+    """Distribute examples to clients, each example to at most one.
 
     Parameters
     ----------
     y : array
         [N], the classes.
     clients : int or None
-        How many; None for all natural clients.
+        Number of clients; None for all natural clients.
     scheme : {"iid", "dirichlet", "counts", "quantity", "shards", "natural"}
         ``"iid"``: a shuffled deck in equal parts (sizes differ by at most 1). ``"dirichlet"``: each class is split in
-        proportions drawn from Dirichlet(alpha). If a client gets fewer than `min_size`, all is drawn again, 100 times
-        at most; then the smallest take single examples from the largest. ``"counts"``: exactly the given numbers.
-        ``"quantity"``: a shuffled deck in parts whose sizes follow Dirichlet(alpha), with `min_size` as above.
-        ``"shards"``: sorted by `y` and cut into clients x shards equal pieces, `shards` of which each client draws
-        (McMahan et al. 2017). ``"natural"``: by `owner`.
+        proportions drawn from Dirichlet(alpha). If a client gets fewer than `min_size`, everything is drawn again, at
+        most 100 times; after that the smallest clients take single examples from the largest. ``"counts"``: exactly the
+        given numbers. ``"quantity"``: a shuffled deck in parts whose sizes follow Dirichlet(alpha), with `min_size` as
+        above. ``"shards"``: sorted by `y` and cut into clients x shards equal pieces, `shards` of which each client
+        draws (McMahan et al. 2017). ``"natural"``: by `owner`.
     seed : int
         The same seed gives the same partition; the global random state is not used.
     alpha : float
-        Of ``"dirichlet"`` and ``"quantity"``; small is uneven.
+        Parameter of ``"dirichlet"`` and ``"quantity"``; a small value gives uneven parts.
     min_size : int
-        Of ``"dirichlet"`` and ``"quantity"``; at most N / clients of it can be had, and with 0 clients may be empty. Of
-        ``"natural"``: clients with fewer examples are left out.
+        Least number of examples of a client. For ``"dirichlet"`` and ``"quantity"`` at most N / clients; with 0,
+        clients may be empty. For ``"natural"``, clients with fewer examples are left out.
     counts : sequence of sequence of int
-        Of ``"counts"``: [clients][classes]. Examples beyond them go to nobody.
+        Numbers for ``"counts"``, [clients][classes]. Further examples go to no client.
     shards : int
-        Of ``"shards"``, for each client; by default 2.
+        Shards of each client for ``"shards"``; by default 2.
     owner : array
-        Of ``"natural"``: [N] int, which natural client an example belongs to. With fewer `clients` than there are, so
-        many are drawn.
+        Natural client of each example for ``"natural"``, [N] int. If `clients` is smaller than their number, that many
+        are drawn.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def partition(
 
 
 def _require_options(scheme: str, options: dict[str, Any]) -> None:
-    """Refuse an option that the scheme does not have, and one that it needs and has not been given."""
+    """Refuse an option that the scheme does not have, and a missing one that it needs."""
     for name, value in options.items():
         is_needed = name in SCHEMES[scheme]
         if is_needed and value is None:
@@ -217,7 +217,7 @@ def natural(
     min_size: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Return the examples of each natural client that has enough; of these `clients` are drawn, or all taken."""
+    """Return the examples of natural clients with at least `min_size`; `clients` of these are drawn, or all taken."""
     least = max(min_size, 1)
     owners, sizes = np.unique(owner, return_counts=True)
     enough = owners[sizes >= least]
@@ -242,7 +242,7 @@ def _cuts(
     alpha: float,
     rng: np.random.Generator,
 ) -> Indices:
-    """Draw where a deck is cut."""
+    """Draw the places at which a deck is cut."""
     shares = rng.dirichlet([alpha] * clients)
     ends = np.cumsum(shares)[:-1] * examples
     return np.floor(ends).astype(np.int64)
@@ -253,7 +253,7 @@ def _filled(
     least: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Draw until everybody has `least`; after too many draws the smallest take single examples from the largest."""
+    """Draw until every client has `least`; after too many draws the smallest take single examples from the largest."""
     for _ in range(_DRAWS):
         parts = draw()
         if min(map(len, parts)) >= least:
@@ -280,12 +280,12 @@ def holdout(
     y : array
         [N], the classes of the whole set; floating-point targets and classes of pixels are split without strata.
     indices : ndarray
-        The client's.
+        Indices of the client's examples.
     fraction : float
         At least 0 and below 1. round(fraction n) examples are held out, shared out over the classes by largest
         remainder. Each class keeps at least one example to train on, so rare classes may make it fewer.
     seed : int
-        Decides which.
+        Seed of the choice.
 
     Returns
     -------
@@ -326,7 +326,7 @@ def federate(
     sensitive: Sequence[Sequence[str]] = (),
     **options: Any,
 ) -> list[ClientData]:
-    """Deal a data set out to clients, each with a held-out part of its own.
+    """Distribute a data set to clients, each with its own held-out part.
 
     Parameters
     ----------
@@ -339,10 +339,10 @@ def federate(
     scheme, seed, **options
         As in :func:`partition`.
     holdout : float
-        Fraction that each client keeps apart, stratified; 0 for none.
+        Fraction that each client holds out, stratified; 0 for none.
     sensitive : sequence of sequence of str
-        Kinds that clients hold to be sensitive, some of the set's `region_names` each. Client i takes entry i, and
-        after the last one the first again. Without entries every client takes all.
+        Kinds of content that each client treats as sensitive, from the set's `region_names`. Client i takes entry i,
+        counted in a circle. Without entries every client takes all kinds.
 
     Returns
     -------
@@ -396,7 +396,7 @@ def _require_dealable(
     scheme: str,
     by_nature: bool,
 ) -> None:
-    """Refuse a scheme that a set cannot be dealt out by."""
+    """Refuse a scheme by which a set cannot be distributed."""
     if by_nature and scheme not in (NATURAL, "iid"):
         raise FieldError(
             "scheme", scheme, "natural clients are not dealt out: give a number of clients"
@@ -421,7 +421,7 @@ def _as_elsewhere(
     test: Indices,
     held_out: dict[int, bool],
 ) -> tuple[Indices, Indices]:
-    """Return a client's halves, where a person is in the half in which she is at an earlier client."""
+    """Return a client's halves, with each person in the same half as at an earlier client."""
     places = np.sort(np.concatenate([train, test]))
     is_test = np.isin(places, test)
     for i, place in enumerate(places):
@@ -437,7 +437,7 @@ def _rows_of(members: Sequence[Indices], groups: Indices) -> Indices:
 
 
 def _groups(dataset: DataSet, owner: Indices | None) -> list[Indices]:
-    """Return examples that are dealt out together, group by group; a group of two natural clients is one at each."""
+    """Return the examples that stay together, group by group; a group of two natural clients is one group at each."""
     if dataset.group is None:
         return list(np.arange(len(dataset.y), dtype=np.int64)[:, None])
     group = dataset.group.numpy()

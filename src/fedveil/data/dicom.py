@@ -1,6 +1,6 @@
 """One grey image of a DICOM file, as a viewer shows it.
 
-Of the header only those tags are used that say how pixels are stored and shown.
+Only the header's tags about storage and display of pixels are used.
 """
 
 from typing import Any
@@ -18,14 +18,13 @@ _CONVERT = "convert it to grey (MONOCHROME2)"
 def grey_slice(name: str, opened: Any, max_pixels: int) -> Array:
     """Read the image [H, W] from black to white, uint16.
 
-    Its values go through the modality's transform (slope and intercept, or a table). Then they go through the file's
-    own table of display (VOI LUT), or its first window. Without both they are scaled from the lowest to the highest
-    number of its bits.
+    First comes the modality's transform (slope and intercept, or a table), then the file's display table (VOI LUT) or
+    its first window. Without these two, values are scaled from the lowest to the highest number of its bits.
 
     Parameters
     ----------
     name : str
-        Of the file, for a refusal.
+        Name of the file, for refusals.
     opened : pydicom.Dataset
         The file.
     max_pixels : int
@@ -34,7 +33,7 @@ def grey_slice(name: str, opened: Any, max_pixels: int) -> Array:
     Raises
     ------
     FieldError
-        Naming the tag that is missing, or that has a value no viewer can use.
+        For a tag that is missing or unusable; the text names it.
     """
     from pydicom.pixels.processing import apply_voi
 
@@ -129,7 +128,7 @@ def _stored(name: str, opened: Any) -> Array:
 
 
 def _modality(name: str, opened: Any, stored: Array) -> tuple[Array, float, float]:
-    """Return values as the modality means them, and the lowest and highest that there could be."""
+    """Return the values after the modality's transform, and the lowest and highest possible value."""
     from pydicom.pixels.processing import apply_modality_lut
 
     if _first(opened, "ModalityLUTSequence") is not None:

@@ -26,8 +26,8 @@ def load_documents(
 ) -> DataSet:
     """Load square tiles of documents, [1, tile, tile]; y says 0 or 1 (tampered) for every pixel.
 
-    Every second tile holds a tampered pixel where the document has one; the others lie anywhere. Tiles of one
-    document stay together, as those of receipts do.
+    Every second tile contains a tampered pixel if the document has one; the others are anywhere. Tiles of one document,
+    such as a receipt, stay together.
 
     Parameters
     ----------
@@ -40,18 +40,18 @@ def load_documents(
     tile : int
         Height and width in pixels; smaller documents are refused.
     tiles : int
-        Of each document.
+        Number of tiles of each document.
     tile_seed : int
-        Decides where tiles lie, and which documents are drawn.
+        Seed of the tiles' positions and of the drawn documents.
     documents : int
-        Draw so many of each half; 0 takes all.
+        Number of documents drawn from each half; 0 takes all.
     max_pixels : int
         Most pixels that a page may unpack to.
 
     Raises
     ------
     FieldError
-        Naming the file that cannot be used.
+        For a file that cannot be used; the text names it.
     FedVeilError
         If Pillow, or for DocTamper lmdb, is not installed.
     """
@@ -130,7 +130,7 @@ def _tiles(
 
 
 def _around(at: int, side: int, tile: int, rng: np.random.Generator) -> int:
-    """Draw where a tile begins that holds a pixel at `at`, on a side of so many pixels."""
+    """Draw the first pixel of a tile that contains the pixel `at`, on a side of `side` pixels."""
     first = max(0, at - tile + 1)
     last = min(at, side - tile)
     return int(rng.integers(first, last + 1))

@@ -1,4 +1,4 @@
-"""Folders of images: one sub-folder a class, where wanted below one a client."""
+"""Folders of images: one sub-folder for each class, optionally below one for each client."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from fedveil.errors import FieldError, nearest, require_choice, require_count, r
 _CLUTTER = (
     "thumbs.db",
     "desktop.ini",
-)  # what file managers leave behind; hidden files are passed over as well
+)  # files of file managers; hidden files are skipped as well
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def load_folder(
     Parameters
     ----------
     path : str or Path
-        Holds one folder a class, or ``train`` and, where there is one, ``test``, which do.
+        Folder with one sub-folder for each class, or with ``train`` and optionally ``test``, which have these.
     layout : {"classes", "clients"}
         ``"clients"``: one more level, ``<client>/<class>/<image>``, so that clients may be natural. A client may lack
         classes. The test half has the same levels, and its clients are not looked at.
@@ -60,9 +60,9 @@ def load_folder(
     classes : sequence of str
         The class folders in the order of their numbers; by default all there are, by name.
     absent : sequence of str
-        Declared classes that are meant to have no image here.
+        Declared classes that may have no image here.
     mode : {"auto", "grey", "rgb"}
-        What to convert images to; "auto" refuses a mixture.
+        Target of the conversion; "auto" refuses a mixture.
     size : sequence of int
         Height and width to resize to; by default all images must have the same.
     max_images, max_pixels : int
@@ -73,7 +73,7 @@ def load_folder(
     Raises
     ------
     FieldError
-        Naming the folder or the image file that cannot be used.
+        For a folder or image file that cannot be used; the text names it.
     """
     root = Path(path).expanduser()
     require_choice("data.layout", layout, ("classes", "clients"))
@@ -128,7 +128,7 @@ def load_folder(
 
 
 def _dark(decoded: Sequence[NDArray[Any]]) -> str:
-    """Return a note if no 16-bit picture uses the four highest bits, as scanners of 12 bits write them; else ""."""
+    """Return a note if no 16-bit picture uses the four highest bits, as in pictures of 12-bit scanners; else ""."""
     highest = max(float(pixels.max()) for pixels in decoded)
     if decoded[0].dtype != np.float32 or highest >= 2**12 / 65535:
         return ""
@@ -162,12 +162,12 @@ class _Levels:
     people: bool
 
     def form(self, half: Path) -> str:
-        """Say where images lie."""
+        """Return the form of the paths at which images lie."""
         client = "<client>/" if self.clients else ""
         return f"{half}/{client}<class>/<image>"
 
     def hint(self) -> str:
-        """Say which levels could be declared, too."""
+        """Return a hint at levels that could also be declared."""
         hint = ""
         if not self.clients:
             hint += '; where the upper folders are clients, write layout = "clients"'

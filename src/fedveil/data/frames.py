@@ -1,4 +1,4 @@
-"""Rows of a table as tensors: columns scaled by what was declared, never by statistics of everybody's rows."""
+"""Rows of a table as tensors; columns are scaled by declared ranges, never by statistics of all rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,28 +28,28 @@ SCALES = ("declared", "client", "none")
 class TableSpec:
     """Meaning of a table's columns.
 
-    Scaling inputs by the mean and deviation of all rows would need statistics of everybody's private data: computing
-    them is a release that nobody protects or accounts for. So a column is scaled by what was declared beforehand, or by
-    each client alone, and there is no third way.
+    Scaling inputs by the mean and deviation of all rows would be a release of everybody's private data that is neither
+    protected nor accounted for. So a column is scaled by a declared range, or by each client alone.
 
     Parameters
     ----------
     target : str
         The column to predict.
     classes : int or sequence of str
-        Makes it a classification: the number of classes (the target holds 0, 1, ...), or their names in order. Of a
-        target that holds lists, the labels of which several may hold; its loss is that of each (``BCEWithLogitsLoss``).
+        Makes the task a classification: number of classes (the target holds 0, 1, ...), or their names in order. If the
+        target holds lists, these are labels of which several may hold, each with its own loss (``BCEWithLogitsLoss``).
     absent : sequence of int
-        Classes that are meant to have no row here; any other gap is refused.
+        Classes that may have no row here; any other missing class is refused.
     target_range : sequence of float
-        Makes it a regression: [low, high], declared; the target becomes (y - low) / (high - low), and so do errors.
+        Makes the task a regression: declared [low, high]. The target becomes (y - low) / (high - low), and errors are
+        in these units.
     columns : mapping or sequence of str
         The inputs. A mapping declares each: ``age = [0, 120]`` a numeric column scaled to 0 to 1, ``sex = ["f", "m"]``
         texts, one column each. A list only names them, for the other two scales. Default: all other columns.
     client_column : str
-        Names the natural client of each row.
+        Column with the natural client of each row.
     person : str
-        Holds the id of each row's person (a patient); never an input.
+        Column with the id of each row's person (a patient); never an input.
     scale : {"declared", "client", "none"}
         ``"client"``: each client standardises numeric columns by its own training rows when the data are dealt out.
         ``"none"``: numbers are taken as they are.
@@ -73,7 +73,7 @@ class TableSpec:
     missing: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse options that make no sense."""
         require_choice("data.scale", self.scale, SCALES)
         self._require_kinds()
         require_choice("data.outside", self.outside, ("refuse", "clip"))
@@ -89,7 +89,7 @@ class TableSpec:
             self.gap(name)
 
     def _require_kinds(self) -> None:
-        """Refuse options of another kind: a file of settings is checked earlier, a call from Python here."""
+        """Refuse options of wrong types; a settings file is checked earlier, a call from Python is checked here."""
         for option in ("target", "client_column", "person"):
             require_a(f"data.{option}", getattr(self, option), str, "must be the name of a column")
         gaps = 'must be a mapping of columns, such as {"bp": 120}'
@@ -118,7 +118,7 @@ class TableSpec:
             _once("data.classes", self.classes)
 
     def _require_columns(self) -> None:
-        """Refuse inputs that are scaled by declared ranges and declare none, and ranges of no known form."""
+        """Refuse inputs that need declared ranges and have none, and ranges of unknown form."""
         if self.scale == "declared" and not isinstance(self.columns, Mapping):
             accepted = (
                 "needs data.columns as a table that declares each input: age = [0, 120] scales it to 0 to 1, "
@@ -189,7 +189,7 @@ def from_rows(
     Raises
     ------
     FieldError
-        Naming file, row (from 1, the header not counted) and column of a value that cannot be used.
+        For a value that cannot be used; the text names file, row (from 1, without the header) and column.
     """
     if test is not None and spec.scale == "client":
         accepted = "cannot scale the server's test rows, which belong to no client: use 'declared' or leave them out"
@@ -218,7 +218,7 @@ def from_rows(
 
 
 def _constants(inputs: Sequence[str], spec: TableSpec) -> dict[str, Any]:
-    """Return what turns another row into an example: columns in order, with what was declared of each."""
+    """Return the constants that turn a row into an example: columns in order, with their declarations."""
     columns: list[list[Any]] = []
     missing: dict[str, Any] = {}
     for name in inputs:
@@ -242,7 +242,7 @@ def labelled(
     spec: TableSpec,
     **known: Any,
 ) -> DataSet:
-    """Make a set from rows, those of its test half too if it has one, and their inputs, however these were made."""
+    """Make a set from rows (with those of a test half, if any) and their inputs."""
     for part in rows:
         part.require("data.target", spec.target)
     train = rows[0]
@@ -284,7 +284,7 @@ def _classes_in(
 
 
 def _note(spec: TableSpec, rows: Rows) -> str:
-    """Return what a report should say of the columns."""
+    """Return the note on the columns for a report."""
     notes: list[str] = []
     used = (*spec.columns, spec.target, spec.client_column)
     index = [name for name in rows.index if name not in used]

@@ -13,16 +13,16 @@ _ACCEPTED = 'must be a number (or one of the column\'s texts), "indicator", or {
 
 @dataclass(frozen=True)
 class Gap:
-    """Replacement of missing values.
+    """Replacement of a column's missing values.
 
     Attributes
     ----------
     value : float, str or None
         A number, or one of the column's texts; None: the lowest declared number, and of texts none.
     indicator : bool
-        Whether one more input marks rows in which the value was missing.
+        Whether a further input marks rows in which the value was missing.
     marks : tuple
-        Numbers and texts that stand for a gap in this column, beside those that always do.
+        Further numbers and texts that stand for a gap in this column.
     """
 
     value: float | str | None
@@ -39,16 +39,16 @@ class Gap:
 
 
 def gap_of(column: str, given: Any, declared: Sequence[Any]) -> Gap:
-    """Read what ``data.missing`` says of one column.
+    """Read the entry of ``data.missing`` for one column.
 
     Parameters
     ----------
     column : str
-        Its name.
+        Name of the column.
     given : number, str or mapping
         Value of the column's key.
     declared : sequence
-        Of the column in ``data.columns``: [low, high] or texts; may be empty.
+        Declaration of the column in ``data.columns``: [low, high] or texts; may be empty.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def _written_gap(field: str, given: Any) -> Gap:
 
 
 def _require_within(field: str, value: Any, declared: Sequence[Any]) -> None:
-    """Refuse what is no number, or lies outside the declared range."""
+    """Refuse anything but a number within the declared range."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) <= _LARGEST:
         raise FieldError(field, value, _ACCEPTED)

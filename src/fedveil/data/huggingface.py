@@ -21,7 +21,7 @@ from fedveil.registry import optional
 class SavedDataset(TableSpec):
     """A Hugging Face data set of images or of numbers in its folder on disk; nothing is fetched.
 
-    Of images `columns`, `scale` and `outside` do not count.
+    `columns`, `scale` and `outside` do not apply to images.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class SavedDataset(TableSpec):
     split, test_split : str
         Splits to deal out and to give to the server; a set without `test_split` has no test half.
     image_column : str
-        The images; by default the only column of type Image, and without one the set is a table.
+        Column of the images; by default the only column of type Image. Without such a column the set is a table.
     mode : {"auto", "grey", "rgb"}
-        Of images, as for a folder of them.
+        Mode of images, as for a folder of images.
     size : sequence of int
         [height, width] in pixels, to which images are made equal.
     max_rows : int
@@ -57,7 +57,7 @@ class SavedDataset(TableSpec):
     max_gib: float = 4.0
 
     def __post_init__(self) -> None:
-        """Leave checks to `read`: the set itself says what its classes are."""
+        """Leave the checks to `read`, as the set itself names its classes."""
 
     def read(self) -> DataSet:
         """Read the examples.
@@ -67,7 +67,7 @@ class SavedDataset(TableSpec):
         FedVeilError
             If the package `datasets` is not installed.
         FieldError
-            Naming split, row (from 1) and column of a value that cannot be used.
+            For a value that cannot be used; the text names split, row (from 1) and column.
         """
         root = Path(self.path).expanduser()
         require_choice("data.mode", self.mode, MODES)

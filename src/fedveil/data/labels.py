@@ -1,4 +1,4 @@
-"""Checks of labels, and of the clients and persons of examples: classes are numbered from 0 on, without gaps."""
+"""Checks of labels, clients and persons of examples; classes are numbered from 0 on without gaps."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -35,14 +35,14 @@ def count_classes(
     labels : mapping of str to ndarray
         Integers [N] or [N, H, W] of each part of a set (training, test), by the name a refusal gives it.
     declared : int
-        The number that the user declared; 0 for none.
+        Number that the user declared; 0 for none.
     absent : sequence of int
         Classes declared to have no example here.
 
     Raises
     ------
     FieldError
-        Naming part and row of a class that is negative, or beyond the declared ones; or the classes that are missing.
+        For a class that is negative or beyond the declared ones (the text names part and row), or for missing classes.
     """
     if declared:
         require_count("data.classes", declared)
@@ -84,12 +84,12 @@ def classes_in(
     absent: Sequence[int],
     parts: Mapping[str, Tensor],
 ) -> int:
-    """Return the number of classes of the parts of a set, by `count_classes`; 0 where targets are numbers.
+    """Return the number of classes in the parts of a set, by `count_classes`; 0 if targets are numbers.
 
     Raises
     ------
     FieldError
-        For classes that are declared (in `field`) of targets that are none.
+        If classes are declared (in `field`), but the targets are not classes.
     """
     floating = [name for name, part in parts.items() if part.is_floating_point()]
     if not floating:
@@ -100,7 +100,7 @@ def classes_in(
 
 
 def require_roles(roles: Mapping[str, str]) -> None:
-    """Refuse a column that is said to be two things; by the options that name columns, of which some are empty."""
+    """Refuse a column with two roles; `roles` maps options to column names, some of them empty."""
     taken: dict[str, str] = {}
     for option, name in roles.items():
         if not name:
@@ -128,8 +128,8 @@ def data_set(
     halves : sequence of two Tensors
         x and y to deal out, and of the test half.
     clients, people : tuple of str and sequence, optional
-        The natural client, and the person, of each example to deal out. First comes their name in a refusal; last may
-        come a function that names an example.
+        Natural client, and person, of each example to distribute. The first item is their name in refusals; an optional
+        last item is a function that names an example.
     **known
         Further fields of the set.
     """
@@ -204,7 +204,7 @@ def natural_clients(
 
 
 def _require_sites(rows: dict[str, int], at: Callable[[int], str]) -> None:
-    """Refuse names of clients, with the first row of each, that are missing, rounded, or written in two ways."""
+    """Refuse names of clients that are missing, rounded or spelt in two ways, and name the first row of each."""
     for text, row in rows.items():
         if is_gap(text, vague=True):
             raise FieldError(
@@ -234,14 +234,14 @@ def people_of(
     examples: int,
     place: Callable[[int], str] | None = None,
 ) -> Tensor:
-    """Number the persons of examples, in the order in which they first occur: the numbers say nothing else.
+    """Number the persons of examples in the order of their first examples, so that numbers reveal nothing else.
 
     Parameters
     ----------
     name : str
         Of the values, for a refusal.
     values : sequence
-        [N] whole numbers, or [N] texts; equal ones are one person. Ids themselves are kept nowhere.
+        [N] whole numbers, or [N] texts; equal ones are one person. The ids themselves are not stored.
     examples : int
         N.
     place : callable, optional
@@ -286,12 +286,12 @@ def people_of(
 
 
 def _is_nothing(value: Any) -> bool:
-    """Return whether a value is what Python, NumPy or pandas puts in place of one."""
+    """Whether a value is None, NaN or another sign of a missing value in Python, NumPy or pandas."""
     return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def _refuse(name: str, values: Array, bad: Array, accepted: str) -> None:
-    """Refuse labels of which `bad` is true somewhere, by the first such row."""
+    """Refuse labels if `bad` is true for any of them, naming the first such row."""
     if bad.any():
         row, *_ = np.argwhere(bad)[0]
         raise FieldError(f"{name}[{row}]", int(values[bad][0]), accepted)

@@ -1,4 +1,4 @@
-"""Data in the form of LEAF: JSON files of users, each with the examples of its own."""
+"""Data in LEAF's form: JSON files of users, each with their own examples."""
 
 import json
 from collections.abc import Mapping
@@ -37,16 +37,16 @@ def load_leaf(
         ``users`` and ``user_data`` (of each user ``x``, a list of numbers or flattened square images, and ``y``).
         Examples of ``test`` go to the server.
     classes : int
-        How many there are; by default 62 for FEMNIST's 28x28 images, and otherwise the largest label plus one.
+        Number of classes; by default 62 for FEMNIST's 28x28 images, otherwise the largest label plus one.
     rotated : float
-        Probability that a user's images are turned by 90 degrees counter-clockwise: such clients want another model.
+        Probability that a user's images are turned by 90 degrees counter-clockwise; such clients need another model.
     rotation_seed : int
-        Decides whose.
+        Seed of the choice of users.
 
     Raises
     ------
     FieldError
-        Naming the file and user that cannot be used.
+        For a file or user that cannot be used; the text names it.
     MissingDataError
         If there is no such file.
     """
@@ -145,5 +145,5 @@ def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
 
 
 def coin(seed: int, writer: int | str) -> float:
-    """Draw from [0, 1), the same for a writer whatever else is in the file."""
+    """Draw from [0, 1) for a writer, whatever else is in the file."""
     return keyed_seed("rotation", seed, writer) / (1 << 32)

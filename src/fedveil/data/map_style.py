@@ -38,18 +38,18 @@ def from_torch(
     test : torch.utils.data.Dataset, optional
         The server's test half.
     name : str
-        For reports.
+        Name in reports.
     classes : int or sequence of str
         Number of classes or their names; by default one more than the largest label.
     absent : sequence of int
-        Classes that are meant to have no example; any other gap is refused.
+        Classes that may have no example; any other missing class is refused.
     clients : sequence, optional
         [N] numbers or texts: the natural client of each example.
     people : sequence, optional
         [N] whole numbers or texts: the person whose example it is.
     channels : {"auto", "first", "last"}
-        Where images have their channels; "auto" means first in tensors, last in PIL images, and for
-        arrays what it means in `load_npz`.
+        Axis of the images' channels; "auto" means first in tensors, last in PIL images, and for arrays the same as in
+        `load_npz`.
     max_examples, max_gib
         Most examples, and most memory in GiB once they are 4-byte numbers.
 
@@ -140,7 +140,7 @@ def _collect(
 
 
 def _channels_of(image: Any) -> str:
-    """Return where an image has its channels, if its class says it."""
+    """Return the axis of an image's channels if its class determines it."""
     if isinstance(image, Tensor):
         return "first"
     is_pillow = hasattr(image, "getbands")

@@ -1,4 +1,4 @@
-"""Tables of what each client holds, and warnings about it before a run."""
+"""Tables of the data that each client holds, and warnings about them before a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ class Holding:
     Attributes
     ----------
     name : str
-        The client's.
+        Name of the client.
     examples, held_out : int
-        To train on, and held out.
+        Numbers of training examples and held-out examples.
     counts : tuple of int
         Examples (or pixels) of each class; empty for a regression.
     mean, deviation : float or None
         Of the first target of a regression, if there is an example.
     notes : tuple of str
-        What is unusual: "empty", "one example", "lacks class 3".
+        Unusual facts: "empty", "one example", "lacks class 3".
     """
 
     name: str
@@ -45,10 +45,10 @@ class Holding:
 
 
 def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
-    """Return what each client holds, in order.
+    """Return the holding of each client, in order.
 
-    These are facts about private data: a table of them is for whoever runs the experiment, and no release of a
-    federation covers it.
+    These are facts about private data. A table of them is for the experimenter only; no release of a federation covers
+    it.
     """
     found: list[Holding] = []
     for client in clients:
@@ -58,7 +58,7 @@ def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
 
 
 def warnings_of(holdings: Sequence[Holding], dataset: DataSet) -> list[str]:
-    """Return a line for each kind of unusual client; none where there is nothing to say."""
+    """Return a line for each kind of unusual client; empty if there is none."""
     lines: list[str] = []
     owners = dataset.owners
     names = {holding.name for holding in holdings}
@@ -75,7 +75,7 @@ def warnings_of(holdings: Sequence[Holding], dataset: DataSet) -> list[str]:
 
 
 def _left_out(holdings: Sequence[Holding], dataset: DataSet) -> str:
-    """Say which natural clients take no part, and with how many examples."""
+    """Return a text about natural clients that take no part, with their numbers of examples."""
     taking_part = {holding.name for holding in holdings}
     gone = [i for i, name in enumerate(dataset.owners) if name not in taking_part]
     if not gone or dataset.owner is None:
@@ -103,7 +103,7 @@ def oddities(clients: Sequence[ClientData]) -> list[str]:
 
 
 def _odd(holdings: Sequence[Holding], several: bool = True) -> list[str]:
-    """Return a line, or "", a kind: one client, clients without examples, with one, or with one of several classes."""
+    """Return a line (or "") for each kind: a single client; clients without examples, with one, or with one class only."""
     alone = (
         "one client: its model is the aggregate, and no other client hides it"
         if len(holdings) == 1
@@ -136,7 +136,7 @@ def _all_labels(client: ClientData) -> Tensor:
 
 
 def _holding(client: ClientData, y: Tensor, classes: int, name: str) -> Holding:
-    """Return what the labels y [N, ...] of a client say."""
+    """Return the holding of a client with labels y [N, ...]."""
     own = Holding(name, client.examples, client.held_out)
     if classes and not y.is_floating_point():
         counts = torch.bincount(y[y >= 0], minlength=classes)
@@ -167,7 +167,7 @@ def _notes(own: Holding, dataset: DataSet) -> tuple[str, ...]:
 
 
 def _line(holdings: Sequence[Holding], chosen: Sequence[Holding], text: str) -> str:
-    """Say how many clients are of a kind, and name some."""
+    """Return a text with the number of clients of a kind and some of their names."""
     if not chosen:
         return ""
     names = _some([holding.name for holding in chosen])

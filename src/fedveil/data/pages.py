@@ -32,7 +32,7 @@ LEAST = 6  # pixels: smaller boxes of text hold nothing to forge
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of pixels and the text in it; bottom and right are exclusive."""
+    """Rectangle of pixels with the text in it; bottom and right are exclusive."""
 
     top: int
     left: int
@@ -42,17 +42,17 @@ class Box:
 
     @property
     def height(self) -> int:
-        """Rows."""
+        """Number of pixel rows."""
         return self.bottom - self.top
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """Number of pixel columns."""
         return self.right - self.left
 
     @property
     def usable(self) -> bool:
-        """Whether it is large enough to forge something in it."""
+        """Whether the box is large enough for a forgery."""
         return self.height >= LEAST and self.width >= LEAST
 
     def cut(self, page: Grey) -> Grey:
@@ -62,14 +62,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Document:
-    """A page: its name, a function that reads image and mask, and a mask of each sensitive kind, where it has one."""
+    """Page of a document: its name, a function that reads image and mask, and a mask of each sensitive kind, if any."""
 
     name: str
     read: Callable[[int], tuple[Grey, Grey]]  # of a page with at most so many pixels
     sensitive: tuple[Mark | None, ...] = ()
 
     def bits(self, shape: tuple[int, int], most: int) -> Grey:
-        """Return [H, W]: bit j of a pixel says that sensitive kind j stands there."""
+        """Return [H, W] in which bit j of a pixel is set if sensitive kind j is there."""
         bits = np.zeros(shape, dtype=np.uint8)
         for j, mark in enumerate(self.sensitive):
             if mark is not None:

@@ -2,8 +2,7 @@
 
 Source: Coates, Ng and Lee (2011), "An analysis of single-layer networks in unsupervised feature learning". Patches are
 normalised and whitened, and k-means finds k of them. A pixel's feature j is how much nearer than average its patch is
-to centre j; features are averaged over the quarters of the image. Other images than public ones give their own features
-alone.
+to centre j; features are averaged over the quarters of the image. A private image influences only its own features.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import keyed_seed
 
 SIZE = 6  # pixels of a patch's edge
-LENGTH = 4.0  # of an image's features: a bias, whose input is 1, then takes a small share of a clipped gradient
+LENGTH = 4.0  # length of an image's features, chosen so that a bias, whose input is 1, takes a small share of a clipped gradient
 RINGS = 4
 _LEAST = 0.003  # added to the variances of windows of pixels in [0, 1] before whitening
 _RIDGE = 0.1  # of the features' mean variance, added before whitening
@@ -72,7 +71,7 @@ class Patches:
         Raises
         ------
         FieldError
-            If there are not so many features.
+            If there are fewer features than components.
         """
         features = len(self.shift)
         if require_count("components", components) > features:
@@ -205,15 +204,15 @@ def learn_rings(
     Parameters
     ----------
     images : Tensor
-        Public, pixels in [0, 1].
+        Public images, pixels in [0, 1].
     count : int
-        Centres for each size.
+        Number of centres for each size.
     sizes : sequence of int
         Edges of the windows, in pixels.
     components : int
-        Features that are kept, those that vary most on the public images.
+        Number of features that are kept, those with the largest variance on the public images.
     seed : int
-        Of the windows drawn and of k-means.
+        Seed of the drawn windows and of k-means.
 
     Raises
     ------

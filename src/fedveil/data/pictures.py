@@ -45,7 +45,7 @@ def decode(
     Parameters
     ----------
     name : str
-        Of the file, for a refusal.
+        Name of the file, for refusals.
     source : Path or bytes
         The file, or its content.
     mode : {"auto", "grey", "rgb"}
@@ -55,7 +55,7 @@ def decode(
     size : tuple of int, optional
         (height, width) to resize to: by the mean of the pixels when it shrinks (box filter), bilinear when it grows.
     max_pixels : int
-        Most pixels a file may unpack to; looked up in its header before anything is decoded.
+        Most pixels to which a file may unpack; checked in its header before decoding.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def decode(
     Raises
     ------
     FieldError
-        Naming the file, if it is damaged, too large, or of another kind.
+        If the file is damaged, too large, or of another kind; the text names it.
     """
     pillow()
     is_dicom = name.lower().endswith(".dcm")
@@ -80,11 +80,11 @@ def decode(
         return _pixels(name, image, mode, size)
     except FieldError:
         raise
-    except Exception as error:  # damaged files make decoders raise nearly anything
+    except Exception as error:  # decoders raise many kinds of error for damaged files
         kinds = ", ".join((*_FORMATS, "DICOM"))
         text = str(error)
         cause: Exception | None = error
-        if isinstance(source, Path) and name != str(source):  # a path may name a person
+        if isinstance(source, Path) and name != str(source):  # the path may contain a person's name
             text = text.replace(str(source), name)
             cause = None
         raise FieldError(
@@ -148,7 +148,7 @@ def stack(
     Raises
     ------
     FieldError
-        Naming the image that is another, or the option where all take more memory than is allowed.
+        For an image that differs (the text names it), or if all take more memory than is allowed.
     """
     first = decode(*like, **options)
     if first.size * 4 > max_bytes:
@@ -193,7 +193,7 @@ def pillow() -> Any:
 
 
 def _shape(values: Array) -> str:
-    """Say size and kind of a decoded image."""
+    """Return size and kind of a decoded image as text."""
     height, width = values.shape[:2]
     colour = "RGB" if values.ndim == 3 else "grey"
     bits = " 16-bit" if values.dtype == np.float32 else ""
@@ -201,7 +201,7 @@ def _shape(values: Array) -> str:
 
 
 def _upright(image: "Image") -> "Image":
-    """Turn an image as its EXIF orientation says, which cameras and scanners write and viewers follow."""
+    """Turn an image by its EXIF orientation, which cameras and scanners write and viewers follow."""
     image.load()  # Pillow turns TIFF files while it loads them, and takes the tag out
     turned: Image = optional(
         "PIL.ImageOps", "decoding images needs Pillow", '"fedveil[data]"'
@@ -210,7 +210,7 @@ def _upright(image: "Image") -> "Image":
 
 
 def _refuse_unread(name: str, image: "Image") -> None:
-    """Refuse pictures that Pillow reads otherwise than a viewer, in silence.
+    """Refuse pictures that Pillow silently reads in another way than a viewer.
 
     These are transparent colours, colours of 16 bits (it reads 8), and grey of fewer bits or from white to black.
     """

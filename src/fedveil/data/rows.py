@@ -1,4 +1,4 @@
-"""A part of a table: its values column by column, checked, and refused by their row."""
+"""Part of a table, column by column; its values are checked, and a refusal names the row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """A part of a table (training or test).
+    """Part of a table (training or test).
 
     Attributes
     ----------
     file : str
-        Its name.
+        Name of the file.
     frame : DataFrame
-        Its values.
+        Values of the rows.
     style : Style
-        How numbers are written in its texts.
+        Form of numbers in the texts.
     index : tuple of str
-        Columns that pandas wrote to number the rows: no inputs unless they are named as such.
+        Columns that pandas wrote to number the rows; they are inputs only if they are named as inputs.
     lines : bool
-        Whether row i stands in line i + 1.
+        Whether row i is in line i + 1 of the file.
     """
 
     file: str
@@ -56,7 +56,7 @@ class Rows:
         return f"{self.file}, row {row + 1}{line}, column {column}"
 
     def require(self, field: str, column: str) -> None:
-        """Refuse a column that is not there."""
+        """Refuse a column that does not exist."""
         if column not in self.frame.columns:
             raise FieldError(
                 field, column, f"is no column of {self.file}; {nearest(column, self.frame.columns)}"
@@ -69,12 +69,12 @@ class Rows:
         shown: Callable[[int], Any],
         accepted: str,
     ) -> None:
-        """Refuse a column of which `bad` [N] is true somewhere, by the first such row and what is shown of it."""
+        """Refuse a column if `bad` [N] is true for any row, naming the first such row and showing its value."""
         for row in np.flatnonzero(bad)[:1].tolist():
             raise FieldError(self.where(column, row), shown(row), accepted)
 
     def shown(self, column: str, row: int) -> str | None:
-        """Return what a refusal shows of a value; None of a missing one."""
+        """Return the value as shown in a refusal; None for a missing one."""
         value = self.frame[column].iloc[row]
         if isinstance(value, Real) and value == value:
             return str(value)

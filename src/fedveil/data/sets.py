@@ -15,32 +15,33 @@ if TYPE_CHECKING:  # sets are listed without PyTorch, which takes seconds to loa
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DataSet:
-    """Examples in memory, with what is known about them.
+    """Examples in memory, with facts about them.
 
     Attributes
     ----------
     name : str
-        Its name among the sources.
+        Name among the sources.
     x : Tensor
         [N, *input_shape], float32.
     y : Tensor
         int64 classes from 0 on, [N] or one a pixel [N, H, W]; or [N, ...] float32 targets (then `classes` is 0).
     test_x, test_y : Tensor or None
-        The set's own test half, for the server; None where it has none.
+        Test half of the set, for the server; None without one.
     classes : int
         Number of classes.
     counted : bool
-        Whether that number was counted from the labels, and may follow one record's.
+        Whether that number was counted from the labels, so that a single record may change it.
     class_names : tuple of str
-        One a class, or empty.
+        One name for each class, or empty.
     owner : Tensor or None
-        [N] int64, the natural client (writer, hospital) of each example; None where the set has none.
+        [N] int64, natural client (writer, hospital) of each example; None without natural clients.
     owners : tuple of str
-        The natural clients' names; `owner` counts into them.
+        Names of the natural clients; `owner` holds indices into them.
     group : Tensor or None
-        [N] int64, the group of each example: the tiles of one document, the slices of one person. One group is dealt to
-        one client (to each of its natural clients the examples it has there), and to its training part or its held-out
-        part, never to both. ``unit = "person"`` protects groups. None: every example is its own.
+        [N] int64, group of each example, such as the tiles of a document or the slices of a person. A group goes to one
+        client; with natural clients, each gets the examples that it holds. At a client a group is either in the
+        training part or in the held-out part. ``unit = "person"`` protects groups. None: every example is its own
+        group.
     attributes : mapping of str to Tensor
         Public facts about the natural clients, float64 [len(owners)] each, e.g. the place of a hospital.
     local_columns : tuple of int
@@ -50,12 +51,12 @@ class DataSet:
     region_names : tuple of str
         At most 8 kinds.
     inputs : mapping
-        Constants by which a row or picture of a file becomes an example, as plain values: declared, and no value of the
-        data. Empty where no file has such rows.
+        Constants by which a row or picture of a file becomes an example, as plain values. They are declared, and depend
+        on no data. Empty if the set has no such file.
     note : str
         Caveat that a report must print beside figures from this set.
     licence : str
-        Of the data.
+        Licence of the data.
     """
 
     name: str
@@ -84,7 +85,7 @@ class DataSet:
 
     @property
     def outputs(self) -> int:
-        """Outputs a model needs: the classes, or the targets of a regression."""
+        """Number of outputs that a model needs: classes, or targets of a regression."""
         if self.classes:
             return self.classes
         return 1 if self.y.dim() == 1 else int(self.y[0].numel())
@@ -101,7 +102,7 @@ class DataSet:
         return self.class_names or tuple(map(str, range(self.classes)))
 
     def take(self, rows: "Tensor") -> "DataSet":
-        """Return the same set with only some of the examples to be dealt out; the test half stays."""
+        """Return the same set with only some examples to distribute; the test half is unchanged."""
 
         def taken(values: "Tensor | None") -> "Tensor | None":
             return None if values is None else values[rows]
@@ -138,7 +139,7 @@ class DataSet:
 
 
 def with_positive(dataset: DataSet, positive: str) -> DataSet:
-    """Return the same set with the positive one of two classes as class 1; where it was class 0, both change places.
+    """Return the same set with the positive one of two classes as class 1; if it was class 0, both are exchanged.
 
     Raises
     ------
@@ -168,10 +169,10 @@ def own_scale(x: "Tensor", columns: tuple[int, ...], reference: "Tensor") -> "Te
     x : Tensor
         [N, F].
     columns : tuple of int
-        Their numbers; without any, `x` itself is returned.
+        Numbers of the columns; without any, `x` itself is returned.
     reference : Tensor
-        [M, F], rows of the same party, whose statistics are used. A column that does not vary there is only centred,
-        and without rows nothing is changed.
+        [M, F], rows of the same party, whose statistics are used. A constant column is only centred; without rows
+        nothing is changed.
     """
     if not columns or not len(reference):
         return x
@@ -195,11 +196,11 @@ ALZHEIMER_OFFICIAL = (
 
 
 class MissingDataError(FieldError):
-    """A data set that is not on this machine; the message says where to get it."""
+    """Refusal of a data set that is not on this machine; the text tells where to get it."""
 
 
 def data_folders() -> list[Path]:
-    """Return the folders searched: that of the variable FEDVEIL_DATA, or ``../shared/data`` beside the checkout."""
+    """Return the folders that are searched: that of FEDVEIL_DATA, or ``../shared/data`` beside the checkout."""
     named = os.environ.get("FEDVEIL_DATA")
     if named:
         return [Path(named).expanduser()]

@@ -1,4 +1,4 @@
-"""Targets that are lists of the labels that hold for an example."""
+"""Targets that are lists of labels, several of which may hold for an example."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,12 +25,12 @@ def are_lists(values: "pandas.Series[Any]") -> bool:
 
 
 def labels_in(values: "pandas.Series[Any]", where: Callable[[int], str]) -> int | list[str]:
-    """Return the labels of a column of lists: their names, or their number where they are numbers from 0 on.
+    """Return the labels of a column of lists: their names, or their number if they are numbered from 0.
 
     Raises
     ------
     FieldError
-        By its row, for a value that is missing or no label; or where there are fewer than two.
+        For a missing value or one that is no label (the text names the row), or for fewer than two labels.
     """
     rows = _read(values, where)
     kinds: set[int | str] = set()
@@ -58,21 +58,21 @@ def held_labels(
     labels: int | Sequence[str],
     where: Callable[[int], str],
 ) -> NDArray[np.float32]:
-    """Return which labels hold [N, L], 0 or 1.
+    """Return a matrix [N, L] of 0 and 1: whether each label holds.
 
     Parameters
     ----------
     values : Series
-        Lists of labels; or of as many 0 and 1 as there are labels.
+        Lists of labels, or lists with one 0 or 1 for each label.
     labels : int or sequence of str
-        Their number, for labels 0, 1, ..., or their names.
+        Number of labels 0, 1, ..., or names of the labels.
     where : callable
         Name of a row in a refusal.
 
     Raises
     ------
     FieldError
-        By its row, for a value that is no label, is twice in a list, or could be meant in two ways.
+        For a value that is no label, occurs twice in a list, or is ambiguous; the text names the row.
     """
     names: list[Any] = list(range(labels)) if isinstance(labels, int) else list(labels)
     rows = _read(values, where)
@@ -116,7 +116,7 @@ def _label(item: Any, row: int, where: Callable[[int], str]) -> int | str:
 
 
 def _marks_each(rows: list[list[int | str]], labels: int) -> bool:
-    """Return whether lists say of each label whether it holds, by a 0 or a 1."""
+    """Whether the lists have one 0 or 1 for each label."""
     if labels < 2:
         return False
     return all(len(row) == labels and set(row) <= {0, 1} for row in rows)

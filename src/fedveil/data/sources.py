@@ -1,4 +1,4 @@
-"""Data sets by name: a list of them, which are on this machine, and loading one."""
+"""Data sets by name: list of them, check whether they are on this machine, and loading."""
 
 import inspect
 from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Later:
-    """A function that is imported, and PyTorch with it, when it is called or its signature is read.
+    """Function that is imported (with PyTorch) only when it is called or its signature is read.
 
     Parameters
     ----------
@@ -38,24 +38,24 @@ class Later:
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """A data set that can be loaded by name.
+    """Data set that can be loaded by name.
 
     Attributes
     ----------
     description, size, licence : str
         One line each.
     load : callable
-        Its keyword parameters are the options: a function that returns the DataSet, or a class whose `read` does.
+        Function that returns the `DataSet`, or class whose `read` does; the keyword parameters are the options.
     prepare : callable or None
-        Decodes and caches the set and returns the path, where that is needed.
+        Function that decodes and caches the set and returns the path; None if none is needed.
     prepared : callable or None
-        Returns the options, as texts, of which there are such copies.
+        Function that returns the options, as texts, for which cached copies exist.
     files : tuple of tuple of str
-        Files it needs: of each entry, one that is there.
+        Needed files; of each entry, one is enough.
     official : str
-        Where to get them, with licence and size.
+        Official source of the files, with licence and size.
     natural : bool
-        Whether its examples always name their natural client.
+        Whether the examples always have natural clients.
     """
 
     description: str
@@ -70,7 +70,7 @@ class SourceInfo:
 
     @property
     def missing(self) -> list[str]:
-        """Files that are not on this machine."""
+        """Needed files that are not on this machine."""
         missing: list[str] = []
         for names in self.files:
             if not any(map(find, names)):
@@ -79,12 +79,12 @@ class SourceInfo:
 
     @property
     def available(self) -> bool:
-        """Whether it can be loaded on this machine now, whatever its options."""
+        """Whether the set can be loaded on this machine now, whatever its options."""
         return not self.missing
 
     @property
     def here(self) -> str:
-        """Say whether it is available, with the options under which a decoded copy can be loaded."""
+        """Return whether the set is available as text, with the options for which a decoded copy exists."""
         if self.available:
             return "yes"
         needs = f"needs {', '.join(self.missing)}"
@@ -101,7 +101,7 @@ def _source(
     licence: str = "yours",
     **rest: Any,
 ) -> SourceInfo:
-    """Make a source with the function that reads it; of somebody's own files by default."""
+    """Make a source with the function that reads it; by default one for the user's own files."""
     return SourceInfo(what, size, licence, Later(f"fedveil.data.{place}"), **rest)
 
 
@@ -144,9 +144,9 @@ def load(name: str, **options: Any) -> "DataSet":
     Parameters
     ----------
     name : str
-        A key of ``SOURCES``.
+        Name in ``SOURCES``.
     **options
-        Those of its loader, e.g. ``path=...`` of ``"npz"`` or ``resolution=64`` of ``"alzheimer"``.
+        Options of its loader, e.g. ``path=...`` for ``"npz"`` or ``resolution=64`` for ``"alzheimer"``.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def prepare(name: str, **options: Any) -> Path | None:
 
 
 def _check(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Refuse unknown options, and the lack of needed ones."""
+    """Refuse unknown options, and missing required ones."""
     parameters = inspect.signature(function).parameters
     for option in options:
         if option not in parameters:

@@ -1,4 +1,4 @@
-"""Tables: CSV and parquet files, a row an example."""
+"""Tables: CSV and parquet files with one example in each row."""
 
 import codecs
 import gzip
@@ -33,21 +33,21 @@ _HEADERLESS = "is named by a number or a date, as its values are: put a header l
 
 @dataclass(frozen=True, kw_only=True)
 class TableFile(TableSpec):
-    """A table with a header line: its file, and what its columns mean.
+    """Table with a header line: its file, and the meaning of its columns.
 
     Parameters
     ----------
     path : str or Path
         A ``.csv`` or ``.csv.gz`` file, or ``.parquet`` (needs pyarrow).
     test_path : str
-        Another file, the server's test half.
+        Second file with the server's test half.
     separator, decimal : str
-        Of CSV files, e.g. ``";"`` and ``","``.
+        Separator and decimal sign of CSV files, e.g. ``";"`` and ``","``.
     thousands : str
         Sign between groups of digits in a CSV file: ``","``, ``"."``, ``"'"`` or a space. By default a number with one
         of them is refused.
     encoding : str
-        Of CSV files, by a name that Python knows, e.g. ``"cp1252"`` or ``"utf-16"``.
+        Encoding of CSV files, by Python's name, e.g. ``"cp1252"`` or ``"utf-16"``.
     max_rows : int
         Most rows of a file.
     max_gib : float
@@ -69,7 +69,7 @@ class TableFile(TableSpec):
         Raises
         ------
         FieldError
-            Naming file, row (from 1, the header not counted) and column of a value that cannot be used.
+            For a value that cannot be used; the text names file, row (from 1, without the header) and column.
         """
         require_count("data.max_rows", self.max_rows)
         max_bytes = int(require_positive("data.max_gib", self.max_gib) * 2**30)
@@ -95,22 +95,22 @@ def read_table(
     bounds: tuple[int, int],
     encoding: str = "utf-8",
 ) -> Rows:
-    """Read a file whole.
+    """Read a complete file.
 
     Parameters
     ----------
     field : str
-        The option that names the file, for a refusal.
+        Option that names the file, for refusals.
     path : str or Path
         The file.
     separator : str
-        Between the values of CSV.
+        Separator of CSV values.
     style : Style
-        How numbers are written in it.
+        Form of numbers in the file.
     bounds : tuple of int
         Most rows, and most bytes that it may unpack to.
     encoding : str
-        Of CSV.
+        Encoding of CSV.
     """
     require_a(field, path, (str, Path), "must be the path of a table")
     require_a("data.separator", separator, str, "must be one character")
@@ -141,8 +141,10 @@ def read_table(
 
 
 def _place_behind(text: str) -> str:
-    """Name the row of a CSV file in which the next character stands."""
-    unquoted = "".join(f"{text}?".split('"')[::2])  # in quotes a line's end is a part of the value
+    """Return the name of the CSV row that contains the next character."""
+    unquoted = "".join(
+        f"{text}?".split('"')[::2]
+    )  # within quotes an end of line is part of the value
     filled = [line for line in unquoted.splitlines() if line.strip()]
     row = len(filled) - 1
     return f"row {row}" if row else "the header"
@@ -154,7 +156,7 @@ def _text(field: str, file: Path, encoding: str, content: bytes) -> bytes:
     Raises
     ------
     FieldError
-        By its row, for a byte that is no text in this encoding.
+        For a byte that is invalid in this encoding; the text names the row.
     """
     try:
         known = codecs.lookup(encoding).name
@@ -193,7 +195,7 @@ def _csv(
     max_rows: int,
     content: bytes,
 ) -> tuple["pandas.DataFrame", bool]:
-    """The rows, every value as text; and whether row i stands in line i + 1."""
+    """Return the rows with every value as text, and whether row i is in line i + 1."""
     pd = pandas_module()
     if not content.strip():
         raise FieldError(field, str(file), "is empty: a header line and rows are needed")
@@ -203,7 +205,7 @@ def _csv(
             f"begins with {first.decode()!r}, a note for spreadsheets: take the first line out"
         )
         raise FieldError(field, str(file), accepted)
-    # every value as text: identifiers keep their zeros, and what is no number can be named with its row
+    # every value as text, so that identifiers keep their zeros, and a value that is no number can be named with its row
     as_text = {
         "header": None,
         "dtype": str,
@@ -262,13 +264,13 @@ def row_indices(frame: "pandas.DataFrame", written: Collection[Any] = ()) -> tup
 
 
 def _numbers_rows(values: "pandas.Series[str]") -> bool:
-    """Return whether a column without a name is the index that ``DataFrame.to_csv`` writes: a whole number a row."""
+    """Whether a column without a name is the index of ``DataFrame.to_csv``: one whole number in each row."""
     are_whole = bool(values.str.fullmatch(r"\d+", na=False).all())
     return len(values) > 0 and are_whole and values.is_unique
 
 
 def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") -> None:
-    """Refuse a header that does not name each column once, or looks like a row."""
+    """Refuse a header that does not name each column once, or looks like a row of values."""
     for at, column in enumerate(header):
         if not column:
             cause = "a separator at each line's end?"

@@ -44,16 +44,16 @@ def tamper(
     page : ndarray
         [H, W]; not changed.
     boxes : sequence of Box
-        Its text boxes.
+        Text boxes of the page.
     donor : tuple
         Another page and its text boxes, for ``"splice"``.
     where : Box
-        The text box to forge; at least a third of its width is.
+        Text box to forge; at least a third of its width is forged.
     kind : {"copy-move", "splice", "erase", "retype"}
         Paste text from another box of the page, or of the donor; cover the text with paper; or write other letters
         and digits there in a font of like size (needs Pillow).
     rng : numpy.random.Generator
-        Decides all of it.
+        Source of all random choices.
 
     Returns
     -------
@@ -131,7 +131,7 @@ def forge_pages(
     seed: int = 0,
     most: int = MAX_PIXELS,
 ) -> dict[str, int]:
-    """Write forged copies of genuine pages, and masks of what was forged, as the data set `documents` reads them.
+    """Write forged copies of genuine pages, and masks of the forged parts, in the form of the data set `documents`.
 
     Parameters
     ----------
@@ -141,13 +141,13 @@ def forge_pages(
     out : Path
         New or empty; gets ``images`` and ``masks``.
     words : int
-        Forged on each page, or as many as it has.
+        Number of words forged on each page, or as many as it has.
     kinds : sequence of str
         Some of "copy-move", "splice" (text of another page), "erase" and "retype".
     seed : int
-        Decides all of it.
+        Seed of all random choices.
     most : int
-        Pixels that a page may unpack to.
+        Most pixels to which a page may unpack.
 
     Returns
     -------
@@ -157,7 +157,7 @@ def forge_pages(
     Raises
     ------
     FieldError
-        Naming the file or page that cannot be used.
+        For a file or page that cannot be used; the text names it.
     """
     require_count("words", words)
     for kind in kinds:
@@ -192,7 +192,7 @@ def forge_pages(
 
 
 def _boxes_of(folder: Path, pages: Mapping[str, Grey]) -> dict[str, list[Box]]:
-    """Return each page's text boxes in which something can be forged: as the folder says, or as they are found."""
+    """Return each page's text boxes that can be forged, from the folder's file or found on the page."""
     known = read_boxes(folder / BOXES) if (folder / BOXES).is_file() else {}
     unknown = sorted(set(known) - set(pages))
     if unknown:
@@ -282,7 +282,7 @@ def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def _paper(own: Pixels, part: Box, box: Box, rng: np.random.Generator) -> Pixels:
-    """Carry the paper's brightness around the letters on below them, with grain from where the paper shows."""
+    """Continue the paper's brightness around the letters below them, with grain from visible paper."""
     light = own >= np.quantile(own, 2 / 3)
     weight = ndimage.gaussian_filter(light.astype(np.float64), 4) + 1e-6
     ground = ndimage.gaussian_filter(np.where(light, own, 0.0), 4) / weight
@@ -295,7 +295,7 @@ def _paper(own: Pixels, part: Box, box: Box, rng: np.random.Generator) -> Pixels
 
 
 def _text_of(box: Box, part: Box) -> str:
-    """Return about the text in the part, or as many digits as fit."""
+    """Return approximately the text in the part, or as many digits as fit."""
     length = max(1, round(1.7 * part.width / part.height))
     digits = "0" * length
     if not box.text:

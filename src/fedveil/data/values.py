@@ -1,4 +1,4 @@
-"""Read a value of a table: a number, a text, a time, or missing. `fedveil init` and the loaders both read here."""
+"""Reading of a table's values: number, text, time, or missing; used by `fedveil init` and by the loaders."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ MISSING = frozenset(
         "\n    ", ""
     ).split("|")
 )
-# Words, in any case, that stand for a gap among numbers and among ids, and may be a category among texts.
+# words, in any case, that stand for a gap among numbers and ids, but may be a category among texts
 _WORDS = "none|unknown|missing|na|n.a.|n.a|nan|null|nil|nat|unk|undefined|not available|not known|unbekannt|k.a."
 VAGUE = frozenset(_WORDS.split("|"))
 SPACES = " \u00a0\u2009\u202f"
@@ -47,7 +47,7 @@ _DATES = re.compile(
 _PLAIN = r"[+-]?[\d.,]*\d[\d.,]*(?:[eE][+-]?\d+)?"
 _CURRENCY = "$\u20ac\u00a3\u00a5\u20b9"
 _COIN = rf"(?:[{_CURRENCY}]|CHF|EUR|USD|GBP|Fr\.|Rs\.?)"
-# Texts that a reader takes for numbers and no program should guess at, by what is said of them.
+# texts that a reader takes for numbers, with the reason why a program should not guess
 _NEARLY = {
     "has a currency sign": rf"-?\s*{_COIN}\s*{_PLAIN}|{_PLAIN}\s*{_COIN}",
     "has a percent sign": rf"{_PLAIN}\s*[%\u2030]",
@@ -62,7 +62,11 @@ _NEARLY = {
     "is a formula": r"=.+",
     "has a unit": rf"{_PLAIN}(?:\s*[a-zµμ°Ω][A-Za-zµμ°Ω]{{0,5}}|\s+[A-Z][a-z]?)(?:/[A-Za-zµ0-9]{{1,6}})?",
 }
-LOOSE = ("is below or above a limit", "has a unit", "has a fraction")  # categories, where all are
+LOOSE = (
+    "is below or above a limit",
+    "has a unit",
+    "has a fraction",
+)  # harmless if all values are such categories
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ STYLES = tuple(Style(decimal, sign) for sign in THOUSANDS for decimal in ".," if
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a number, however numbers are written."""
+    """Whether a text is a number in any form."""
     return any(style.reads(text) for style in STYLES)
 
 
@@ -215,9 +219,9 @@ def missing_of(
     values : Series
         The column.
     vague : bool
-        Whether words as "unknown" stand for a gap, as they do among numbers.
+        Whether words like "unknown" stand for a gap, as among numbers.
     marks : sequence
-        Numbers and texts that somebody said stand for a gap in this column.
+        Numbers and texts that were declared as gaps in this column.
     """
     absent: NDArray[np.bool_] = values.isna().to_numpy(dtype=bool) | marked(values, marks)
     if sort_of(values) in ("texts", "mixed"):
@@ -242,7 +246,7 @@ def marked(values: "pandas.Series[Any]", marks: Sequence[Any]) -> NDArray[np.boo
 
 
 def bare(text: str) -> str:
-    """Return a text without spaces around it and without characters that nobody sees, such as spaces of no width."""
+    """Return a text without surrounding spaces and invisible characters, such as spaces of no width."""
     if text.isascii():
         return text.strip()
     seen = [sign for sign in text if category(sign) != "Cf"]
@@ -261,13 +265,13 @@ def is_time(text: str) -> bool:
 
 
 def nearly_number(text: str, style: Style) -> str:
-    """Say why a text that looks like a number is not read as one; "" if it does not look like one."""
+    """Return the reason why a text that looks like a number is not read as one; "" if it does not look like one."""
     stripped = bare(text)
     if is_time(stripped):
         return ""
     if stripped != text.strip() and style.reads(stripped):
         return "has a character that nobody sees: write the number alone"
-    keys: dict[str, str] = {}  # by number, under which it would be read
+    keys: dict[str, str] = {}  # by number, the keys under which it would be read
     for other in reversed(STYLES):
         if other.reads(stripped):
             keys[f"{other.number(stripped):.15g}"] = _keys_of(other)
@@ -285,7 +289,7 @@ def nearly_number(text: str, style: Style) -> str:
 
 
 def _of_a_keyboard(text: str) -> str:
-    """Return a text with digits and minus signs of a keyboard."""
+    """Return a text with the digits and minus signs of a keyboard."""
     signs: list[str] = []
     for sign in normalize("NFKC", text):
         signs.append(str(digit(sign)) if sign.isdigit() else sign)
@@ -299,7 +303,7 @@ def _keys_of(style: Style) -> str:
 
 
 def plain_form(value: Any) -> Any:
-    """Return a value without chance differences: case, spaces, signs between words, accents' and numbers' forms."""
+    """Return a value without chance differences: case, spaces, signs between words, forms of accents and numbers."""
     if not isinstance(value, str):
         return value
     text = " ".join(normalize("NFKC", bare(value)).casefold().split())
@@ -315,7 +319,7 @@ def plain_form(value: Any) -> Any:
 def spelt_twice(
     values: Iterable[Any], form: Callable[[Any], Any] = plain_form
 ) -> tuple[Any, Any] | None:
-    """Return the first two different values that agree in their form; None where there are none."""
+    """Return the first two different values with the same form; None if there are none."""
     seen: dict[Any, Any] = {}
     for value in values:
         first = seen.setdefault(form(value), value)

@@ -273,7 +273,7 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
         policy = Policy.from_dict(values)
     classes = {
         side.__name__ for s in METHODS.values() for side in (s.client, s.server)
-    }  # such methods are named after the module that made them
+    }  # a method made from a class has the class's name
     for name in (policy.methods or ()) if policy is not None else ():
         if name not in classes:
             require_method("policy.methods", name)

@@ -129,7 +129,7 @@ class Validator(Party):
         return ""
 
     def send(self, loss: float, round_: int) -> float:
-        """Release a loss after a round: the same number again if that round was validated before, or it costs again.
+        """Release a loss after a round; a round that was validated before gives the same number or a new charge.
 
         Raises
         ------

@@ -15,7 +15,7 @@ OF_CONDITIONS = ("conditions", "status", "text")  # fields that another conditio
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Whether two plain values are the same; numbers are compared to nine digits, since versions round differently."""
+    """Whether two plain values are equal; numbers are compared to nine digits, as versions round differently."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return first.keys() == second.keys() and all(
             agree(first[key], second[key]) for key in first
@@ -47,7 +47,7 @@ def _without_conditions(promise: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def found_since(given: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
-    """List conditions of releases of earlier versions that were not stated."""
+    """List the conditions, for releases of earlier versions, that were not stated."""
     found = []
     for condition in given.get("conditions", []):
         doubted = condition in DOUBTS or condition.endswith(MIDWAY)
@@ -57,7 +57,7 @@ def found_since(given: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
 
 
 def promises_differ(given: Promises, stated: Promises) -> str:
-    """Say what differs between promises by party; an empty text if nothing does."""
+    """Return the differences between promises by party; an empty text if there are none."""
     missing = sorted(given.keys() - stated.keys())
     if missing:
         return f"the ledgers have {', '.join(missing)}, of which nothing is said"
@@ -81,7 +81,7 @@ def require_carried(
     Raises
     ------
     LedgerError
-        With what the ledgers give.
+        If they disagree; the text has the ledgers' values.
     """
     why = (
         "; ".join(found.faults)

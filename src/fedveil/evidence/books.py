@@ -32,7 +32,7 @@ class Book:
     file: Path | None = None
 
     def of(self, *runs: str) -> "Book":
-        """Return the same lines with the entries of one run, which may have gone on under other ids."""
+        """Return the same lines with the entries of one run, which may have continued under other ids."""
         ledger = self.ledger
         first, *more = [Ledger.parse(run, ledger.party, self.lines, ledger.head) for run in runs]
         for other in more:
@@ -65,7 +65,7 @@ def read_books(paths: Iterable[Path]) -> Books:
     Raises
     ------
     LedgerError
-        If a line was edited, or lacks its end; or if two files are of one party, or of one data set, and differ.
+        If a line was edited or is incomplete, or two files of one party or data set differ.
     FieldError
         If there is no such file.
     """

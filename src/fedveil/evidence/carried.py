@@ -25,7 +25,7 @@ CLIENT, VALIDATION = "worst client", "validation clients"
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """One run, as its ledgers prove it.
+    """Facts of one run, as its ledgers prove them.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Carried:
 def carried(
     run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]
 ) -> Carried:
-    """Add up one run's ledgers.
+    """Return the facts of one run, added up from its ledgers.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def _opening_of(ledgers: Mapping[str, Ledger]) -> Mapping[str, Any] | None:
 def _promises_of_run(
     ledgers: Mapping[str, Ledger], trust: str, delta: float, terms: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Add up the ledgers that lie with the server; those of a deployed run's clients lie with them."""
+    """Add up the ledgers in the server's folder, among them those of a deployed run's clients."""
     central = trust == "central"
     if not ledgers or (not central and len(ledgers) == 1):
         return {}
@@ -167,7 +167,7 @@ def _distinct_budgets(ledgers: Iterable[Ledger]) -> list[Mapping[str, float]]:
 
 
 def _too_small(ledgers: Iterable[Ledger], options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the promises that are smaller than their lines' own noise gives."""
+    """Yield the promises that are smaller than the noise in their lines allows."""
     for ledger in ledgers:
         why = too_small(ledger.party, ledger.entries, options)
         if why:

@@ -1,8 +1,8 @@
 """A report's promises checked against ledgers, on any machine.
 
-What ledgers carry is added up again, and has to be what report.json says. Whoever holds the true ledgers cannot be
-shown another promise. Ledgers that were edited together with the report are noticed by the heads of data sets in a
-second place alone. The pages beside it are compared by the laboratory's `fedveil report --verify`.
+The ledgers are added up again, and the result must equal report.json. So a reader with the true ledgers cannot be shown
+another promise. If ledgers were edited together with the report, only the heads of data sets in a second place show it.
+The pages beside the report are compared by the laboratory's `fedveil report --verify`.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ Files = Callable[[Path, bytes, Mapping[str, Any]], Iterable[Checked]]
 
 
 def no_files(report: Path, raw: bytes, values: Mapping[str, Any]) -> Iterable[Checked]:
-    """Compare no file but the report."""
+    """Compare no files except the report."""
     return ()
 
 
@@ -115,7 +115,7 @@ def _without_reason(check: Checked) -> Checked:
 
 
 def _promises(values: Mapping[str, Any], books: Books) -> Iterator[Checked]:
-    """Add up each run's ledgers, and compare them with what the report says that they carry."""
+    """Add up each run's ledgers, and compare them with the report's statement."""
     for held, said in zip(values["evidence"]["runs"], values["said"]["runs"], strict=True):
         seed = said.get("seed")
         name = str(held["setting"]) if seed is None else f"{held['setting']}, seed {seed}"
@@ -179,7 +179,7 @@ def _run(
 
 
 def _sets(values: Mapping[str, Any], books: Books, heads: Path | None) -> Iterator[Checked]:
-    """Compare ledgers of data sets up to where the report knew them: they may have grown since."""
+    """Compare ledgers of data sets up to the lines that the report knew, as they may have grown since."""
     named = [one["ledger"]["party"] for one in values["evidence"]["sets"]]
     for party in sorted(set(named)):
         if named.count(party) > 1:
@@ -227,7 +227,7 @@ def _head(name: str, book: Book, heads: Path | None) -> Checked:
 
 
 def encoded(values: Mapping[str, Any]) -> bytes:
-    """Write the values of a report in their one form, with the digest of all others."""
+    """Return the values of a report in their canonical form, with the digest of all others."""
     plain = dict(values)
     plain.pop("digest", None)
     text = json.dumps(plain, indent=1, sort_keys=True)

@@ -124,7 +124,7 @@ def spent_of(ledger: "Ledger", policy: "Policy") -> Table:
 
 
 def _counted_at(kind: str, policy: "Policy") -> str:
-    """Say at which distance or delta a kind of cost is counted."""
+    """Return the distance or delta at which a kind of cost is counted, as text."""
     if kind == "leakage":
         return f" at distance {policy.distance or 0:g}"
     if kind == "record_epsilon":
@@ -133,7 +133,7 @@ def _counted_at(kind: str, policy: "Policy") -> str:
 
 
 def _left(kind: str, spent: float, limit: float | None) -> str:
-    """Return what one more release may cost; `NOTHING` where that is not known."""
+    """Return the cost that one more release may have; `NOTHING` if that is not known."""
     if limit is None or kind == "record_epsilon":
         return NOTHING
     if kind.endswith("mu"):
@@ -144,9 +144,9 @@ def _left(kind: str, spent: float, limit: float | None) -> str:
 
 
 def used_of(ledgers: "Sequence[Ledger]", policy: "Policy") -> Table:
-    """Tabulate the share of each total that is used, by the data set that has used most and by the median one.
+    """Tabulate the used share of each total, for the data set with the largest share and for the median one.
 
-    No names and no numbers of releases are told, and of any number of data sets only these two figures.
+    The table has no names and no numbers of releases, and only these two figures for any number of data sets.
     """
     shares: dict[str, list[float]] = {}
     for ledger in ledgers:

@@ -1,4 +1,4 @@
-"""Reports of earlier versions in today's form; their pages are not compared."""
+"""Reports of earlier versions, converted to today's form; their pages are not compared."""
 
 import re
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def _set(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(run: Mapping[str, Any], sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what ledgers hold of a run."""
+    """Return the values that ledgers have about a run."""
     held = _picked(run, "run", "setting", "trust", "delta", "ledgers")
     promises = {}
     for party, promise in run["promises"].items():

@@ -1,8 +1,8 @@
-"""Rounds that a server or a federation keeps on request: a file a round, in the folder ``rounds``.
+"""Rounds that a server or federation keeps on request, one file for each in the folder ``rounds``.
 
-Three things can be kept of a round. Its models are released, so keeping them costs no privacy. Its updates are the
-models that arrived, each with its partition; `fedveil audit --recorded` attacks them. Its shares are what arrived, named
-by digests and by nobody's name; `replay` computes the models again from them.
+Three parts of a round can be kept. Models are released, so keeping them costs no privacy. Updates are the models that
+arrived, each with its partition; `fedveil audit --recorded` attacks them. Shares are the arrived values without a
+sender, named by digests; `replay` computes the models from them again.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,20 +32,20 @@ _APART = " "  # between the kind of a share and its digest
 
 @dataclass(frozen=True, eq=False)
 class KeptRound:
-    """One round as it was kept.
+    """Round that was kept.
 
     Attributes
     ----------
     broadcast : Broadcast
-        What opened the round.
+        Broadcast that opened the round.
     models : Tensor
-        [k, d], what was released after it.
+        [k, d], models that the round released.
     replied : tuple of int
         Partitions whose models came back; empty if shares alone were kept.
     received : mapping of int to Tensor
         [d] each: models that arrived, by partition; empty unless updates were kept.
     shares : mapping of str to Release
-        What arrived, by digest; empty unless shares were kept.
+        Arrived shares by digest; empty unless shares were kept.
     """
 
     broadcast: Broadcast
@@ -110,10 +110,10 @@ def require_keeps(keep: Collection[str], field: str = "keep") -> frozenset[str]:
 
 
 def refuse_clear(method: Method, keep: Collection[str]) -> None:
-    """Refuse to keep answers that the promise leaves to a trusted receiver, who is to forget them.
+    """Refuse to keep answers if the promise relies on a trusted receiver who forgets them.
 
-    Each answer is a release of its own under local trust. A masked share of a secure sum tells nothing without its
-    site's key. Without a promise there is none to break.
+    Under local trust each answer is a separate release. A masked share of a secure sum reveals nothing without its
+    site's key. Without a promise there is nothing to break.
 
     Raises
     ------
@@ -146,16 +146,16 @@ def write_round(
     keep : collection of str
         Of `KEEPS`; without any nothing is written.
     broadcast : Broadcast
-        What opened the round.
+        Broadcast that opened the round.
     replies : mapping of int to Releases
-        What arrived, by partition.
+        Replies by partition.
     models : Tensor
-        [k, d], what the round released.
+        [k, d], models that the round released.
 
     Raises
     ------
     FieldError
-        For shares of a round without receipts: what arrives is then for a trusted receiver, who is to forget it.
+        For shares of a round without receipts, as a trusted receiver must then forget them.
     """
     if not keep:
         return
@@ -192,7 +192,7 @@ def round_file(folder: Path, number: int) -> Path:
 
 
 def kept_rounds(folder: Path) -> list[KeptRound]:
-    """Read the rounds that were kept, in their order; none where none was.
+    """Read the kept rounds in order; empty if none was kept.
 
     Raises
     ------

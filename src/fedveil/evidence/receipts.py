@@ -1,7 +1,7 @@
 """Receipts of a run checked against the sites' ledgers, on any machine; docs/receipts.md says what follows.
 
-Each accepted share must have one ledger line that paid for it. The roots must be those that the sites saw. Names stand
-in the ledgers that are handed in, and in nothing that this check writes.
+Each accepted share must have one ledger line that paid for it. The roots must be those that the sites saw. The given
+ledgers contain names, but the result of this check contains none.
 """
 
 from collections import Counter
@@ -64,7 +64,7 @@ def check_receipts(run: Path, ledgers: Sequence[Path]) -> list[Checked]:
     Returns
     -------
     list of Checked
-        In the order of the rounds. A check of kind "promise" is one that has to be made before anything is certified.
+        Checks in the order of the rounds. Nothing is certified without the checks of kind "promise".
 
     Raises
     ------
@@ -102,7 +102,7 @@ def receipts_of(server: Book) -> list[tuple[Entry, Receipt]]:
     Raises
     ------
     LedgerError
-        If a line's receipt is none, or a round between lacks one.
+        If a line's receipt is invalid, or a round in between lacks one.
     """
     latest: dict[int, Entry] = {}
     for entry in server.ledger.entries:
@@ -200,7 +200,7 @@ def _round(
 
 
 def _chain(entry: Entry, receipt: Receipt, before: tuple[Entry, Receipt] | None) -> str:
-    """Say why a receipt does not belong where it stands; empty if it does."""
+    """Return the reason why a receipt does not belong to its round; empty if it does."""
     if receipt.round != entry.key[0]:
         return f"its receipt is of round {receipt.round}"
     if receipt.model != entry.digest:
@@ -254,7 +254,7 @@ def _missing(name: str, receipt: Receipt, lines: Sequence[Paid]) -> Iterator[Che
 
 
 def _views(receipt: Receipt, lines: Sequence[Paid], secure: bool) -> str:
-    """Say how many sites saw another root or question than the server's ledger has; empty if none did."""
+    """Return how many sites saw another root or question than the server's ledger has; empty if none did."""
     roots = sum(paid.held.seen != receipt.previous for paid in lines)
     if roots:
         return f"{roots} lines name another root of the round before: the server showed several"

@@ -65,7 +65,7 @@ def _unfounded(entry: Entry, founded: Sequence[Guarantee]) -> bool:
 
 
 def _fault(entry: Entry, whole: float) -> str:
-    """Say why a line's promise is refused; an empty text if it holds."""
+    """Return the reason why a line's promise is refused; empty if it holds."""
     spend = entry.spend
     if not spend.guarantee.proven:
         return ""
@@ -95,12 +95,12 @@ def _fault_of_draws(entry: Entry, whole: float) -> str:
 
 
 def _counted(draw: Draw) -> int:
-    """Return the number of parties with countable noise in a sum."""
+    """Return the number of parties whose noise in a sum counts."""
     return draw.parties - draw.lost
 
 
 def _moved_by_noise(draw: Draw) -> float:
-    """Return mu of one sum for a unit that is in it."""
+    """Return mu of one sum for a unit that contributes to it."""
     return draw.moved / (draw.noise * sqrt(_counted(draw)))
 
 

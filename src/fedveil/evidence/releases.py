@@ -1,4 +1,4 @@
-"""One line a release of a ledger, for a spreadsheet: what it cost, what all cost together, and what is left."""
+"""Spreadsheet of a ledger with one line for each release: its cost, the total so far, and the rest."""
 
 import csv
 import io
@@ -36,17 +36,17 @@ def release_rows(ledger: "Ledger", policy: "Policy", delta: float) -> list[dict[
     Parameters
     ----------
     ledger : Ledger
-        A data set's, or a run's.
+        Ledger of a data set or of a run.
     policy : Policy
-        Its limits say what is left.
+        Policy, whose limits determine the rest.
     delta : float
-        At which an epsilon is stated.
+        Delta of the stated epsilon.
 
     Returns
     -------
     list of dict
-        By `COLUMNS`. A number that does not exist is an empty text: a heuristic has no epsilon, and unlike promises
-        have no total. ``cost`` is the kind of cost that the policy limits and that has the least left of it.
+        Rows with the keys `COLUMNS`. A number that does not exist is an empty text: a heuristic has no epsilon, and
+        different kinds of promises have no total. ``cost`` is the limited kind of cost with the least left.
     """
     rows = []
     spends: list[Spend] = []

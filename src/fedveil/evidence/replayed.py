@@ -1,8 +1,8 @@
 """Models of a run, computed again from the shares that were kept of its rounds.
 
-Without trust a share carries its whole noise: whoever sees it learns what the promise allows the server. In a secure sum
-a share is masked. Whoever gets a site's key later could unmask it (docs/secure-sum.md), so keys end before shares are
-handed on.
+Under local trust a share has all its noise, so a reader learns only what the promise allows the server. In a secure sum
+a share is masked. A later owner of a site's key could unmask it (docs/secure-sum.md), so destroy keys before handing on
+shares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ def replay(
 ) -> list[Checked]:
     """Compute each round's models from its kept shares, and compare them with those that were released.
 
-    A mean is added up in another order than the server's, as the order of shares would tell whose they are. So it agrees
-    to rounding; a secure sum is of integers, and agrees to the bit.
+    The server's order of shares would reveal their owners, so a mean is added in another order and agrees only to
+    rounding. A secure sum adds integers, and agrees to the bit.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ def replay(
     kept : Path
         Folder with the kept rounds: that of `KeptShares`, or the server's own.
     method : Method
-        Of the run.
+        Method of the run.
     layout : Layout
-        Of its model.
+        Layout of the model.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def _round(folder: Path, receipt: Receipt) -> KeptRound:
     Raises
     ------
     LedgerError
-        If it was not kept, or its file is damaged.
+        If the round was not kept, or its file is damaged.
     """
     try:
         return read_round(round_file(folder, receipt.round))

@@ -169,8 +169,8 @@ def last_rounds(rows: Sequence[Row], covered: int | None = None) -> dict[str, di
     rows : sequence of dict
         All rounds.
     covered : int, optional
-        Number of rounds that are averaged. By default the last fifth of the run, at least one round and at most five:
-        a short run would otherwise be judged by rounds in which it still climbs.
+        Number of averaged rounds. By default the last fifth of the run, at least one round and at most five, so that a
+        short run is not judged by rounds in which it still improves.
     """
     averages = {}
     covered = covered or max(1, min(LAST, len(rows) // SHARE))

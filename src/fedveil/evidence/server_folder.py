@@ -42,23 +42,23 @@ _LOG = logger("flwr")
 
 
 class ServerFolder:
-    """Folder of a server under Flower or NVIDIA FLARE; the laboratory reads it like that of any run.
+    """Folder of a server under Flower or NVIDIA FLARE; the laboratory reads it like the folder of any run.
 
     Parameters
     ----------
     path : str or Path
         Path of a new or empty folder, or of the folder of a run that goes on.
     about : Description, optional
-        Inputs of the model and names of its classes, stored beside it for `fv.load`. Without it the server knows arrays
-        alone.
+        Inputs of the model and names of its classes, stored with it for `fv.load`. Without it the server knows only
+        arrays.
     resume : bool
-        Whether to go on with the run in the folder, from its last checkpoint and its ledger alone. The release of a
-        round is stored before it is handed over, and handed over again at no cost. If a round has its ledger line but
-        not its models, it is done again, with fresh noise and fresh training, and charged again.
+        Whether to continue the run in the folder from its last checkpoint and its ledger. A release is stored before it
+        leaves, and can leave again at no cost. If a round has a ledger line but no models, it is done again with fresh
+        noise and training, and charged again.
     keep : collection of {"models", "updates", "shares"}
-        What to keep of each round in the folder ``rounds``: the models before and after it, each site's model, or what
-        arrived without its sender's name. `fedveil audit --recorded` reads the first two, `fedveil.evidence.replay` the
-        last. Models are released, so keeping them costs nothing. Updates are kept under local trust, or without a
+        Parts of each round to keep in the folder ``rounds``: the models before and after it, each site's model, or the
+        arrived shares without their senders. `fedveil audit --recorded` reads the first two, `fedveil.evidence.replay`
+        the last. Models are released, so keeping them costs nothing. Updates are kept under local trust, or without a
         promise; shares under local trust and in a secure sum.
 
     Attributes
@@ -66,7 +66,7 @@ class ServerFolder:
     run : str
         The framework's id of the run, as in the clients' own ledgers.
     standing : Standing, optional
-        Standing of a run that goes on, once it is opened; None before the end of its first round.
+        State of a resumed run, after opening; None before the end of its first round.
     """
 
     def __init__(
@@ -97,15 +97,14 @@ class ServerFolder:
         engine: str,
         done: int = 0,
     ) -> tuple[Ledger, LineStore]:
-        """Make the folder for a run that this process alone writes; or, with rounds `done`, go on in it.
+        """Make the folder for a run that only this process writes; or, with rounds `done`, continue in it.
 
         With a deployable source each ledger line is on the disk before its release is handed over.
 
         Raises
         ------
         FieldError
-            If the folder is in use or lacks one of the rounds that are done, or if answers are to be kept on which a
-            promise rests.
+            If the folder is in use, lacks a done round, or is to keep answers that a promise requires to be forgotten.
         LedgerError
             If its ledger was edited.
         """
@@ -187,7 +186,7 @@ class ServerFolder:
         return {"method": self._method.name, "rounds": self._planned, "layout": shapes}
 
     def record(self, broadcast: Broadcast, replies: Mapping[int, Releases], models: Tensor) -> None:
-        """Keep what was asked for of a round: models, answers."""
+        """Keep the requested parts of a round: models, answers."""
         write_round(self.path, self._keep, broadcast, replies, models)
 
     def finish_round(
@@ -255,7 +254,7 @@ class ServerFolder:
         }
 
     def _said(self, promise: Guarantee, delta: float, clients: int) -> dict[str, Any]:
-        """Return the summary without the promise of each party and the end of the run."""
+        """Return the summary, except the promise of each party and the end of the run."""
         return {
             **core_of(
                 self._method.name,
@@ -283,12 +282,12 @@ def _require_source(book: Ledger, source: Source) -> None:
 
 
 def require_resumable(path: Path, method: Method) -> None:
-    """Refuse to go on in a folder without a server's run, or with a method whose state is not released.
+    """Refuse to continue in a folder without a server's run, or with a method whose state is not released.
 
     Raises
     ------
     FieldError
-        With the value to give.
+        For such a folder or method; the text names the value to give.
     """
     if not method.keeps_released:
         accepted = "its server's state is not noised, so that no checkpoint may hold it: resume a method with "

@@ -111,7 +111,7 @@ class ServerController(Controller):  # type: ignore[misc]
     validators : list of str, optional
         Names of the validating sites; their `PrivacyFilter` has the same ``validation``. It needs `site_training`.
     keep : list of str, optional
-        What the folder keeps of each round: ``"models"``, ``"updates"``, ``"shares"``; see
+        Parts of each round that the folder keeps: ``"models"``, ``"updates"``, ``"shares"``; see
         `fedveil.evidence.ServerFolder`.
 
     Attributes
