@@ -115,8 +115,20 @@ for number in range(9):
         ImageDraw.Draw(page).text((20, 30 + 40 * line), f"Total {number}{line} of 4711", fill=0)
     page.save(f"scans/{number}.png")
 """
+RATES = """
+open("rates.toml", "w").write('''
+name = "rates"
+rounds = 2
+data = { name = "digits", clients = 10 }
+model = { name = "logistic" }
+privacy = { method = "record", epsilon = 4, delta = 1e-5, rounds = 2, examples = 100, clip = 0.2 }
+
+[compare]
+settings = [{ label = "slow", local = { lr = 1e-3 } }, { label = "fast", local = { lr = 1.0 } }]
+''')
+"""
 BEFORE = {  # what a page's reader has, or did on another page
-    "docs/commands.md": SCANS,
+    "docs/commands.md": SCANS + RATES,
     "docs/data.md": SCANS,
     "docs/threat-model.md": "open('policy.toml', 'w').write('[total]\\nrecord_epsilon = 4.0\\nparticipations = 9\\n')",
 }
