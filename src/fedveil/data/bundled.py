@@ -17,6 +17,7 @@ from fedveil.data.arrays import images
 from fedveil.data.labels import data_set
 from fedveil.data.pictures import decode
 from fedveil.data.sets import (
+    ALZHEIMER_CONTENT,
     ALZHEIMER_FILE,
     ALZHEIMER_OFFICIAL,
     DataSet,
@@ -24,6 +25,7 @@ from fedveil.data.sets import (
     find,
     locate,
 )
+from fedveil.data.versions import require_version
 from fedveil.errors import require_choice, require_count
 
 CLASS_NAMES = ("mild demented", "moderate demented", "non demented", "very mild demented")
@@ -31,6 +33,8 @@ NOTE = (
     "Subjects are unknown: slices of one person may be on both sides of the split, so a high accuracy partly rewards "
     "memorising persons."
 )
+ENCODED = ("jpeg", "offsets")
+LABELS = ("labels", "split_kaggle", "split_hf_counts")
 _NOTES = {
     "hf_counts": "The split has the paper's class counts; its membership is a seeded draw, not the paper's.",
     "kaggle": "The split is the set's original one, whose counts are not the paper's.",
@@ -185,8 +189,10 @@ def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 def _decode(resolution: int) -> dict[str, NDArray[Any]]:
     source = locate("alzheimer", ALZHEIMER_FILE, ALZHEIMER_OFFICIAL)
     with np.load(source, allow_pickle=False) as stored:
-        jpeg, offsets = stored["jpeg"].tobytes(), stored["offsets"].tolist()
-        arrays = {key: stored[key] for key in ("labels", "split_kaggle", "split_hf_counts")}
+        whole = {key: stored[key] for key in (*ENCODED, *LABELS)}
+    require_version("alzheimer", ALZHEIMER_FILE, whole, ALZHEIMER_CONTENT, ALZHEIMER_OFFICIAL)
+    jpeg, offsets = whole["jpeg"].tobytes(), whole["offsets"].tolist()
+    arrays = {key: whole[key] for key in LABELS}
     decoded = np.empty((len(offsets) - 1, resolution, resolution), dtype=np.uint8)
     for i, (start, stop) in enumerate(pairwise(offsets)):
         name = f"{source.name}, image {i}"

@@ -189,6 +189,8 @@ def own_scale(x: "Tensor", columns: tuple[int, ...], reference: "Tensor") -> "Te
 
 
 ALZHEIMER_FILE = "alzheimer_mri_128_jpeg.npz"
+# Checksum of all its arrays but class_names.
+ALZHEIMER_CONTENT = "9aaa097278f96243b873d24a089995c536e1e54e4de3fed271043fed385c4217"
 ALZHEIMER_OFFICIAL = (
     "Alzheimer MRI, Hugging Face data set Falah/Alzheimer_MRI (6,400 images; the file holds them as one npz: jpeg "
     "(uint8, all images one after another), offsets (6401), labels, class_names, split_kaggle, split_hf_counts)"

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.data import SOURCES, MissingDataError, data_folders, federate, load, prepare
+from fedveil.data import SOURCES, MissingDataError, bundled, data_folders, federate, load, prepare
 from fedveil.data.bundled import ALZHEIMER_HOMOGENEOUS
 from fedveil.data.sets import ALZHEIMER_FILE as FILE
 from fedveil.data.sets import find
+from fedveil.data.versions import require_version
 from fedveil.errors import FieldError
 
 
@@ -204,7 +205,14 @@ def small_alzheimer(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
     monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(bundled, "require_version", lambda *given: None)  # these are made up
     return tmp_path
+
+
+def test_another_version_of_alzheimer_is_refused(small_alzheimer, monkeypatch):
+    monkeypatch.setattr(bundled, "require_version", require_version)
+    with pytest.raises(FieldError, match=r"another version.*Falah/Alzheimer_MRI"):
+        load("alzheimer", resolution=16)
 
 
 def test_alzheimer_decodes_resizes_splits_and_caches(small_alzheimer, monkeypatch):

@@ -108,6 +108,21 @@ class Cell:
         return f"{slug(self.label)}-{self.key}"
 
 
+def require_data(cells: Iterable[Cell]) -> None:
+    """Refuse cells of which one needs files that are not on this machine, before any of them runs.
+
+    Files of another version are refused sooner: a cell's key is made of its data.
+
+    Raises
+    ------
+    MissingDataError
+        Naming the first such file, and where it is to be had.
+    """
+    for cell in cells:
+        if cell.make is None and cell.key.endswith(ABSENT):
+            data_digest(cell.config.data)
+
+
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
     """Every cell once, in order, behind those whose sigma it takes."""
     cells_by_key: dict[str, Cell] = {}

@@ -12,7 +12,15 @@ from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.evidence import METRICS_FILE, Row
 from fedveil.files import CONFIG, make_folder, write_atomic
 from fedveil_lab.config import Config, load
-from fedveil_lab.grid.cell import Cell, Finished, Outcome, distinct, matched, play_made
+from fedveil_lab.grid.cell import (
+    Cell,
+    Finished,
+    Outcome,
+    distinct,
+    matched,
+    play_made,
+    require_data,
+)
 from fedveil_lab.grid.jobs import Factory, Jobs, block_size, run_together
 from fedveil_lab.grid.kept import Kept
 from fedveil_lab.runs import Progress, Summary, run
@@ -76,6 +84,8 @@ class Store(Kept):
         progress, every = progress or Silent(), distinct(cells)
         done, failed = self.collect(every).outcomes, dict[str, str]()
         remaining = [cell for cell in every if cell.key not in done]
+        if executor is None:  # else its workers read the data
+            require_data(remaining)
         if done and remaining:
             progress.say(f"{len(done)} of {len(every)} runs are finished already")
         while remaining:

@@ -11,6 +11,7 @@ from fedveil.data import DataSet, SourceInfo
 from fedveil.data.labels import natural_clients
 from fedveil.data.sets import locate
 from fedveil.data.values import pandas_module
+from fedveil.data.versions import require_version
 from fedveil.errors import FieldError, nearest, require_choice, require_positive
 from fedveil_studies.data import CMS_INPATIENT, CMS_OUTPATIENT
 
@@ -35,6 +36,12 @@ INPATIENT = _Table("cms-inpatient", CMS_INPATIENT, "drg", "avg_covered_charges",
 OUTPATIENT = _Table(
     "cms-outpatient", CMS_OUTPATIENT, "apc", "avg_submitted_charges", "outpatient_services"
 )
+# Checksums of the columns that are needed, by file.
+CONTENTS = {
+    "cms_inpatient_drg100_fy2011.csv.gz": "5781aa64cd420389671bb99aa83f701ecf15ae3552c1ce378f03e16bd09c5923",
+    "cms_outpatient_apc30_cy2011.csv.gz": "7f014e08b99eb42ca78100852448aa15b50690d227720534891b617a04ed20f4",
+    "cms_providers_geo.csv.gz": "54669220247055924bdf778815ab7c3ea3b78c2c2cf51e71bdd11d73e08ee812",
+}
 _PLACES = "the table of providers with their ZIP code's coordinates: columns provider_id, zip_lon, zip_lat"
 
 # What most hospitals offer. Inpatient, the paper's four conditions: pneumonia, kidney and urinary tract infections,
@@ -166,6 +173,7 @@ def _read(name: str, file: str, official: str, columns: Sequence[str], cases: st
         raise FieldError(
             "data.name", name, f"its file {file} cannot be used ({error}); it needs {official}"
         ) from error
+    require_version(name, file, dict(rows.items()), CONTENTS[file], official)
     missing = np.argwhere(rows.isna().to_numpy())
     if len(missing):
         row, column = missing[0].tolist()

@@ -11,6 +11,7 @@ from fedveil.data.arrays import images, read_npz
 from fedveil.data.labels import Array, count_classes, natural_clients
 from fedveil.data.leaf import turned
 from fedveil.data.sets import find, locate
+from fedveil.data.versions import require_version
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_studies.data import BLOODMNIST, CIFAR10_SUBSET, MNIST_BY_WRITER, writers
 from fedveil_studies.data.scattering import scattered
@@ -27,6 +28,15 @@ BLOOD_CLASSES = (
     "platelet",
 )
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
+KINDS = ("images", "labels")
+WRITERS = ("train_writer", "test_writer")
+# Checksums of the arrays that are needed, by file. The official file of BloodMNIST is not here, and is not checked.
+CONTENTS = {
+    "bloodmnist_rebuilt_28.npz": "a98d8a93aac1aef7a87d284a9d42c5a48ea6a3557b8a94b2483c5c03bb7ff1e1",
+    "mnist_by_writer.npz": "c743627bf93d4a1ea1cf9e58ce8902abbca2e1b06516567d03650af651156e73",
+    "cifar10_subset.npz": "e9e02da0d3aa79cb92bed34f27af28ffebb953061975f27339bce9480c277c61",
+    "sroie2019_200_gray768.npz": "d8fa72099a0182243ec5d73e98832deeec123119db276830088ce9d38b1d3768",
+}
 
 
 def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]) -> None:
@@ -39,10 +49,20 @@ def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]
 
 
 def arrays_of(name: str, info: SourceInfo, needed: Sequence[str]) -> dict[str, Array]:
-    """What the one file of a named set holds."""
-    arrays = read_npz(locate(name, info.files[0][0], info.official))
-    require_arrays(name, arrays, needed)
+    """What the one file of a named set holds; another version of it is refused."""
+    file = info.files[0][0]
+    arrays = read_npz(locate(name, file, info.official))
+    require_known(name, file, info, arrays, needed)
     return arrays
+
+
+def require_known(
+    name: str, file: str, info: SourceInfo, arrays: Mapping[str, Array], needed: Sequence[str]
+) -> None:
+    """Refuse a file that lacks an array, or whose needed arrays have another checksum."""
+    require_arrays(name, arrays, needed)
+    columns = {key: arrays[key] for key in needed}
+    require_version(name, file, columns, CONTENTS[file], info.official)
 
 
 def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
@@ -69,7 +89,11 @@ def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
         "Rebuilt from the source images: class counts are the official ones, but which image is in which part is a "
         "seeded draw."
     )
-    dataset = _set("bloodmnist", read_npz(file), parts, BLOOD_CLASSES, scale)
+    arrays = read_npz(file)
+    if not official:
+        every = [f"{part}_{kind}" for part in ("train", "val", "test") for kind in KINDS]
+        require_known("bloodmnist", rebuilt, BLOODMNIST, arrays, every)
+    dataset = _set("bloodmnist", arrays, parts, BLOOD_CLASSES, scale)
     return replace(dataset, note="" if official else note, licence=BLOODMNIST.licence)
 
 
@@ -122,7 +146,7 @@ def load_mnist_by_writer(
         accepted = "is of digits as they are: leave out features and rotated"
         raise FieldError("data.scattering", scattering, accepted)
     require_choice("data.measured", measured, ("rest", "tuning", "public"))
-    arrays = arrays_of("mnist-by-writer", MNIST_BY_WRITER, [*PARTS, "train_writer", "test_writer"])
+    arrays = arrays_of("mnist-by-writer", MNIST_BY_WRITER, [*PARTS, *WRITERS])
     for half in ("train", "test") if rotated != 0 else ():
         turned(arrays[f"{half}_images"], arrays[f"{half}_writer"], rotated, rotation_seed)
     dataset = _set("mnist-by-writer", arrays, PARTS, tuple(str(c) for c in range(10)), scale)
