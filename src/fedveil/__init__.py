@@ -1,8 +1,8 @@
 """FedVeil: privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.
 
-What this module names is stable from 0.1.0 on; names of its rooms are provisional (ARCHITECTURE.md). Each is
-imported when it is first used, so that ``fedveil --help`` does not wait for PyTorch. What experiments is of another
-package, `fedveil-lab`; its names say what to install where it is not there.
+Names of this module are stable from 0.1.0 on; names of its rooms are provisional (ARCHITECTURE.md). Each is imported
+when it is first used, so that ``fedveil --help`` does not wait for PyTorch. Experiments are in another package,
+`fedveil-lab`; without it, their names tell what to install.
 """
 
 from typing import TYPE_CHECKING

@@ -191,8 +191,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         (low, high) of each column, declared beforehand; columns are scaled by them to 0 to 1. By default columns are
         kept. A scaler that is fitted on rows of several hospitals is a release without a promise.
     classes : sequence, optional
-        All classes. A method that promises something needs them: classes that are counted off the labels would tell
-        whether one record has the last one.
+        All classes. A method with a promise needs them, because classes counted from the labels would reveal whether a
+        record has the last class.
     delta : float
         Delta of the epsilon in `promise_`.
     clients_per_round, seed, source, budgets

@@ -41,7 +41,7 @@ class Block:
 
     @property
     def module(self) -> str:
-        """The module that owns the array: the name up to the last dot."""
+        """Module that owns the array: the name up to the last dot."""
         return self.name.rpartition(".")[0] or self.name
 
 

@@ -300,7 +300,7 @@ def narrowed(widths: Sequence[int], keeps: Sequence[bool], room: int) -> list[in
 
 
 def broken_lines(text: str, width: int) -> list[str]:
-    """Break a text into lines of at most `width` columns, between words where it can be."""
+    """Break a text into lines of at most `width` columns, between words if possible."""
     lines = []
     for paragraph in text.split("\n"):
         line, taken = "", 0

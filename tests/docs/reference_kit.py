@@ -52,17 +52,17 @@ COMMON = {  # of models, rules and behaviours whose docstrings name them in a se
     "init": "how parameters begin",
     "heads": "number of outputs",
     "patch": "side, in pixels, of the patch that is one input",
-    "frozen": "levels on the way down that stay as they begin",
-    "rank": "of what each convolution learns, the rest of it staying as it begins; 0: all of it is learned",
+    "frozen": "levels on the way down that are not trained",
+    "rank": "rank of the change that each convolution learns, the rest being frozen; 0: it is trained whole",
     "window": "side, in pixels, of the window in which edges are looked at; odd",
     "residuals": "give residuals of fixed filters to the first layer too",
     "mean": "public constant: the first layer sees (x - mean) / deviation",
     "deviation": "see `mean`; above 0",
     "beta1": "decay of the first moment, 0 to below 1",
     "beta2": "decay of the second moment, 0 to below 1",
-    "factor": "by which the update is multiplied",
-    "z": "deviations from the mean; left out: what hides among so many clients",
-    "direction": "which way the honest mean is left",
+    "factor": "factor of the update",
+    "z": "distance from the mean in deviations; left out: the largest that is inconspicuous among so many clients",
+    "direction": "direction away from the honest mean",
 }
 
 

@@ -24,7 +24,7 @@ _MANY = (
 
 @dataclass(frozen=True)
 class NoState:
-    """State of a rule without memory."""
+    """State of a rule that has no memory."""
 
 
 def require_rule(field: str, value: Any) -> None:

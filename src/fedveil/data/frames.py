@@ -178,9 +178,9 @@ def from_rows(
     Parameters
     ----------
     name : str
-        Of the source.
+        Name of the source.
     train, test : Rows
-        Rows to deal out, and those of the server's test half.
+        Rows to distribute to clients, and rows of the server's test half.
     spec : TableSpec
         Meaning of the columns.
     note : str

@@ -141,7 +141,7 @@ class Rows:
         outside: str,
         gap: Gap | None = None,
     ) -> NDArray[np.float64]:
-        """Return the numbers of a column from low to high; those outside are refused or clipped."""
+        """Return the numbers of a column, in their order; numbers outside [low, high] are refused or clipped."""
         values = self.numbers(column, gap)
         if outside == "clip":
             return np.clip(values, low, high)

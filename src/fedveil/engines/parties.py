@@ -152,7 +152,7 @@ class Parties:
     def used_up(
         self, refused: Mapping[int, str], error: NoReplyError
     ) -> NoReplyError | BudgetError:
-        """Return the same error; if a client with earlier releases declines, an error that says that the run has ended."""
+        """Return `error`; or the end of the run, if a client that made releases before declines now."""
         for partition, reason in refused.items():
             if self.party(partition).ledger.entries:
                 return BudgetError(

@@ -14,7 +14,7 @@ SPENT = ("cost", "releases", "spent", "allowed", "left")
 
 
 def as_today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return evidence and author's words of an earlier report, as far as they are compared."""
+    """Convert those evidence and author's words of an earlier report to today's form that a check compares."""
     evidence = values["evidence"]
     sets = {one["ledger"]["party"]: _set(one) for one in evidence["sets"]}
     held, said = [], []

@@ -33,7 +33,7 @@ def parse_row(line: str) -> Row:
     Raises
     ------
     ValueError, KeyError
-        If it is no whole row.
+        If the line is incomplete.
     """
     row = json_of(line)
     if not isinstance(row, dict) or not isinstance(row.get("round"), int):

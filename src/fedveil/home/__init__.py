@@ -1,4 +1,4 @@
-"""Take a released model home: describe what it takes, load it, ask it, export it with a card."""
+"""Use of a released model elsewhere: description, loading, predictions, and export with a card."""
 
 from typing import TYPE_CHECKING
 

@@ -26,41 +26,41 @@ REMOVABLE = "reproducible, not for deployment"
 class Description:
     """Inputs of a model, the meaning of its outputs, and the promise of its run.
 
-    Nothing in it is measured but what `read_off` names.
+    Only values under the keys in `read_off` come from private data.
 
     Attributes
     ----------
     network : str
-        A name of `fedveil.learning.MODELS`, or one of yours, ``"package.module:Net"``.
+        Name in `fedveil.learning.MODELS`, or of your own network, ``"package.module:Net"``.
     options : mapping
-        Of the network.
+        Options of the network.
     input_shape : tuple of int
-        Of one example.
+        Shape of one example.
     outputs : int
-        Classes, or targets of a regression.
+        Number of classes, or of targets of a regression.
     task : {"classification", "segmentation", "regression"}
-        What is predicted.
+        Kind of prediction.
     meaning : str
-        What outputs are: see `fedveil.learning.objective.output_meaning`.
+        Meaning of the outputs, see `fedveil.learning.objective.output_meaning`.
     classes : tuple of str
-        Their names, in the order of the outputs.
+        Names of the classes, in the order of the outputs.
     positive : str
-        Of two classes the one that counts as positive.
+        Positive class, if there are two.
     positive_named : bool
-        Whether somebody said so; otherwise it is the second.
+        Whether the user named the positive class; otherwise it is the second.
     inputs : mapping
-        How a row of a file becomes an example: ``kind`` and what belongs to it; empty where that is not known.
+        Conversion of a file's row to an example: ``kind`` and its constants; empty if it is not known.
     hypotheses : int
-        Models in the file; each client used the one that fitted it best.
+        Number of models in the file; each client used the one that fitted it best.
     digest : str
         SHA-256 of the weights' file.
     promise : mapping
-        ``text`` (unit, relation, trust, total), ``parties`` with the same of each, ``conditions``, ``source``.
+        ``text`` (unit, relation, trust, total), ``parties`` with the same for each party, ``conditions``, ``source``.
     method, data, licence, note, version : str
-        Of the run.
+        Values of the run.
     read_off : tuple of str
-        Keys of the configuration that hold what was read off the private data, as ranges of columns do that `fedveil
-        init` found: what stands here of them was not agreed on beforehand, and no promise covers it.
+        Keys of the configuration whose values were read off the private data, such as ranges that `fedveil init` found.
+        These values were not agreed on beforehand, and no promise covers them.
     """
 
     network: str
@@ -84,7 +84,7 @@ class Description:
     read_off: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
+        """Refuse values that contradict each other."""
         require_choice("task", self.task, TASKS)
         require_choice("meaning", self.meaning, get_args(OutputMeaning))
         require_count("outputs", self.outputs)
@@ -104,11 +104,11 @@ class Description:
 
     @property
     def removable(self) -> bool:
-        """Whether whoever knows the run's seed can take the noise off."""
+        """Whether anybody who knows the run's seed can remove the noise."""
         return bool(self.promise.get("source", "") == REMOVABLE)
 
     def to_text(self) -> str:
-        """Write the file's text."""
+        """Return the text of the file."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
@@ -118,7 +118,7 @@ class Description:
         Raises
         ------
         FieldError
-            If it is no description, or contradicts itself.
+            If the file is not a description, or contradicts itself.
         """
         try:
             values = json_of(file.read_bytes())
@@ -163,11 +163,11 @@ class Description:
         return cls(**given)
 
     def of(self, weights: bytes, hypotheses: int) -> "Description":
-        """Describe these weights."""
+        """Return the description with the digest and number of these weights."""
         return replace(self, digest=hashlib.sha256(weights).hexdigest(), hypotheses=hypotheses)
 
     def promising(self, summary: Mapping[str, Any]) -> "Description":
-        """Add what a run's summary says was promised."""
+        """Return the description with the promise from a run's summary."""
         version = str(summary.get("versions", {}).get("fedveil", ""))
         return replace(
             self,
@@ -184,18 +184,18 @@ def describe(
     dataset: DataSet,
     loss: str | LossFunction,
 ) -> Description:
-    """Describe a network and the set that it was trained on: shapes, names and declared constants, no values of it.
+    """Describe a network and its data set by shapes, names and declared constants, without values of the data.
 
     Parameters
     ----------
     module : torch.nn.Module
-        The network; it is asked once, with zeros, for the shape of its outputs.
+        Network; it is called once, with zeros, for the shape of its outputs.
     network, options
-        By which it is built.
+        Name and options by which the network is built.
     dataset : DataSet
-        What was dealt out.
+        Data set that was distributed.
     loss : str or callable
-        What was trained.
+        Training loss.
     """
     some = next(module.parameters())
     dtype = some.dtype if dataset.x.is_floating_point() else dataset.x.dtype
@@ -218,7 +218,7 @@ def describe(
 
 
 def promise_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect what a summary promises: sentences with unit, relation, trust and total, and what they rest on."""
+    """Return the promises of a summary: sentences with unit, relation, trust and total, and their conditions."""
     texts: dict[str, str] = {}
     conditions: list[str] = []
     reasons: list[str] = []

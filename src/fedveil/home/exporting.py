@@ -1,4 +1,4 @@
-"""Export a released model: weights, model.json and a card in the front matter of Hugging Face's hub."""
+"""Export of a released model: weights, model.json, and a card with the front matter of Hugging Face's hub."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -34,27 +34,27 @@ def export(
     about: Description,
     hypothesis: int | None = None,
 ) -> list[Path]:
-    """Write a model as a folder to hand on: nothing in it was measured, and no threshold was chosen.
+    """Write a model as a folder to hand on, without measured figures and without a threshold.
 
-    Its card names what of the configuration was read off the private data.
+    The card names the keys of the configuration that were read off the private data.
 
     Parameters
     ----------
     run : path
-        The folder of a finished run.
+        Folder of a finished run.
     out : path
-        A new or empty folder.
+        New or empty folder.
     to : {"safetensors", "pt"}
         ``"pt"``: a dictionary of tensors by `torch.save`, for programs that read nothing else; FedVeil never reads it.
     about : Description
-        What the model takes: `fedveil.home.Description.read` of the run's ``model.json``.
+        Description of the model: `fedveil.home.Description.read` of the run's ``model.json``.
     hypothesis : int, optional
-        Which model, where the run trained several.
+        Index of the model, if the run trained several.
 
     Returns
     -------
     list of Path
-        The files.
+        Written files.
     """
     require_choice("--to", to, KINDS)
     where = Path(out)
@@ -80,14 +80,14 @@ def export(
 
 
 def _pickled(arrays: dict[str, Tensor]) -> bytes:
-    """Tensors as `torch.save` writes them; ``torch.load(file, weights_only=True)`` reads them without running code."""
+    """Return tensors in the form of `torch.save`; ``torch.load(file, weights_only=True)`` reads them without running code."""
     stream = BytesIO()
     torch.save({name: value.clone() for name, value in arrays.items()}, stream)
     return stream.getvalue()
 
 
 def card(about: Description, weights: str) -> str:
-    """The card: front matter for the hub, then what a reader has to know before the model is asked anything."""
+    """Return the card: front matter for the hub, then the facts that a reader needs before using the model."""
     return "\n".join([*_front(about), "", *_body(about, weights), ""])
 
 
@@ -192,7 +192,7 @@ def _asking(weights: str) -> Iterator[str]:
 
 
 def _plain(text: object) -> str:
-    """Words of others in Markdown: in one line, without what makes a table, a link or a tag."""
+    """Return other people's words in Markdown: in one line, without signs of a table, a link or a tag."""
     shown = cleaned(text, 2000)
     for sign in "\\`*_[]|#":
         shown = shown.replace(sign, f"\\{sign}")

@@ -1,4 +1,4 @@
-"""Turn a file of new examples into what a released model takes, by the constants that its run stored."""
+"""Conversion of a file of new examples to a released model's inputs, by the constants that its run stored."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,21 +27,21 @@ MOST_PICTURES = 200_000
 def examples_of(
     about: Description, path: Path, reference: Path | None = None
 ) -> tuple[Tensor, list[str]]:
-    """Read examples [N, ...] of a file or a folder, and what each is called.
+    """Read examples [N, ...] from a file or folder, with the name of each.
 
     Parameters
     ----------
     about : Description
-        Says how the run's data became examples.
+        Description of the conversion of the run's data to examples.
     path : Path
-        A table, an npz file with an array ``x``, a picture, or a folder of pictures.
+        Table, npz file with an array ``x``, picture, or folder of pictures.
     reference : Path, optional
-        A table whose rows give the scale, where the run scaled each site's columns by the site's own training rows.
+        Table whose rows give the scale, if the run scaled each site's columns by the site's own training rows.
 
     Raises
     ------
     FieldError
-        For a file of another kind than the run's, a column that is not there, a value that cannot be used.
+        For a file of another kind than the run's, a missing column, or a value that cannot be used.
     """
     if not path.exists():
         raise FieldError("DATA", str(path), "is neither a file nor a folder")
@@ -68,19 +68,19 @@ def examples_of(
 
 
 def labelled_examples(about: Description, path: Path) -> tuple[Tensor, NDArray[np.int64]]:
-    """Read examples of a file or folder, and the numbers of their classes [N].
+    """Read examples from a file or folder, with the numbers of their classes [N].
 
     Parameters
     ----------
     about : Description
-        Of a model of classes.
+        Description of a classification model.
     path : Path
-        A table with the run's target, an npz file with ``x`` and ``y``, or a folder of pictures, a folder a class.
+        Table with the run's target, npz file with ``x`` and ``y``, or folder with a folder of pictures for each class.
 
     Raises
     ------
     FieldError
-        As `examples_of`, and for a label that is none of the classes.
+        As in `examples_of`, and for a label that is not one of the classes.
     """
     x, names = examples_of(about, path)
     kind = _kind(path)
@@ -125,7 +125,7 @@ def _kind(path: Path) -> str:
 def _table(
     inputs: Mapping[str, Any], path: Path, reference: Path | None
 ) -> tuple[Tensor, list[str]]:
-    """Read the rows of a table; the target and the ids need not be there."""
+    """Read the rows of a table; target and ids may be missing."""
     columns = {str(name): list(declared) for name, declared in inputs["columns"]}
     spec = _spec(inputs, columns)
     rows = _rows("DATA", path, inputs)
@@ -150,7 +150,7 @@ def _table(
 
 
 def _spec(inputs: Mapping[str, Any], columns: Mapping[str, list[Any]]) -> TableSpec:
-    """Rebuild how the run read its columns; the target plays no part."""
+    """Return the run's reading of its columns; the target is ignored."""
     given = {name: inputs[name] for name in ("scale", "outside", "missing") if name in inputs}
     declared: Any = columns if any(columns.values()) else list(columns)
     return TableSpec(target="", target_range=(0.0, 1.0), columns=declared, **given)

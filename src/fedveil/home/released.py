@@ -27,18 +27,18 @@ _AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Answer:
-    """Answers of a model to examples.
+    """Predictions of a model for examples.
 
     Attributes
     ----------
     names : tuple of str
-        What each example is called: a row's number from 1, or a picture's name.
+        Name of each example: a row's number from 1, or a picture's name.
     labels : ndarray
         [N]: names of classes, or numbers in units of the target.
     probabilities : ndarray or None
         [N, C], columns in the order of `classes`; None for numbers.
     classes : tuple of str
-        The classes.
+        Names of the classes.
     """
 
     names: tuple[str, ...]
@@ -48,14 +48,14 @@ class Answer:
 
 
 class ReleasedModel:
-    """The model of a finished run, with what it takes and what was promised of it.
+    """Model of a finished run, with its description and promise.
 
     Attributes
     ----------
     module : torch.nn.Module
-        The network with the released weights, in evaluation mode.
+        Network with the released weights, in evaluation mode.
     about : Description
-        What it takes, its classes, version and promise.
+        Inputs, classes, version and promise of the model.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class ReleasedModel:
 
     @property
     def positive(self) -> str:
-        """Positive one of two classes; otherwise empty."""
+        """Positive class of two; empty for other models."""
         return self.about.positive
 
     @property
@@ -131,7 +131,7 @@ class ReleasedModel:
         Raises
         ------
         FieldError
-            Of a model that predicts numbers.
+            If the model predicts numbers.
         """
         if self.about.meaning == "values" or self.about.task == "regression":
             raise FieldError("predict_proba", self.about.task, "is of classes: use predict")
@@ -146,14 +146,15 @@ class ReleasedModel:
         return np.asarray(yes.numpy())
 
     def predict(self, x: Any, threshold: float | None = None) -> NDArray[Any]:
-        """Return the likeliest class of each example by its name; or numbers in units of the target.
+        """Return the name of the likeliest class of each example; or numbers in units of the target.
 
         Parameters
         ----------
         x : array or Tensor
             [N, *input_shape], scaled as the run's examples were.
         threshold : float, optional
-            Of two classes: the probability from which the positive one is named. Default: whichever is likelier.
+            With two classes: least probability at which the positive class is predicted. Default: the likelier class is
+            predicted.
         """
         if self.about.task == "regression":
             _require_no(threshold, "the model predicts numbers")
@@ -167,14 +168,14 @@ class ReleasedModel:
         reference: str | Path | None = None,
         threshold: float | None = None,
     ) -> Answer:
-        """Answer the rows of a table, pictures, or the array ``x`` of an npz file.
+        """Return predictions for the rows of a table, for pictures, or for the array ``x`` of an npz file.
 
         Parameters
         ----------
         path : path
-            What to read, with the run's columns.
+            File or folder, with the run's columns.
         reference : path, optional
-            Rows of the site that asks, where each site scaled columns by its own rows.
+            Rows of the asking site, if each site scaled columns by its own rows.
         threshold : float, optional
             As for `predict`.
         """
@@ -208,7 +209,7 @@ class ReleasedModel:
         return np.asarray(np.array(self.classes)[chosen])
 
     def _in_units(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return numbers in the target's own units, where its range was declared."""
+        """Return numbers in the target's own units, if its range was declared."""
         if outputs.ndim == 2 and outputs.shape[1] == 1:
             outputs = outputs[:, 0]
         low, high = self.about.inputs.get("target_range") or (0.0, 1.0)
@@ -227,19 +228,19 @@ def load(
     Parameters
     ----------
     run : path
-        The folder.
+        Folder of the run.
     model : torch.nn.Module, callable or str, optional
-        A network of your own, what builds it, or its place, ``"package.module:Net"``. A file that names a module of
-        somebody's own imports nothing: you name it.
+        Your own network, a function that builds it, or its name, ``"package.module:Net"``. The file's name of a user's
+        module is never imported, so you have to name it here.
     hypothesis : int, optional
-        Which model, from 0 on, where the run trained several.
+        Index of the model, from 0, if the run trained several.
     about : Description, optional
-        For a folder without ``model.json``, such as that of a deployed server.
+        Description for a folder without ``model.json``, such as that of a deployed server.
 
     Raises
     ------
     FieldError
-        If something is missing, by its name; if weights do not fit the network, or are not those that were described.
+        If something is missing (the text names it), or weights do not fit the network or its description.
 
     Examples
     --------
@@ -260,12 +261,12 @@ def load(
 
 
 def arrays_of(folder: Path, about: Description, hypothesis: int | None = None) -> dict[str, Tensor]:
-    """Read the weights of one model of a folder, which have to be those that are described.
+    """Read the weights of one model in a folder, and check them against the description.
 
     Raises
     ------
     FieldError
-        If they are others, or several and none is chosen.
+        If they differ from the description, or there are several models and none is chosen.
     """
     weights = weights_of(folder)
     if about.digest and about.digest != hashlib.sha256(weights).hexdigest():
@@ -280,7 +281,7 @@ def weights_of(folder: Path) -> bytes:
     Raises
     ------
     FieldError
-        Naming what the folder lacks.
+        If there are no weights; the text names what the folder lacks.
     """
     file = folder / WEIGHTS
     if file.is_file():
@@ -304,7 +305,7 @@ def description_in(folder: Path) -> Description:
     Raises
     ------
     FieldError
-        If there is none: naming what is not known then.
+        If there is none; the text names the facts that are then missing.
     """
     file = folder / DESCRIPTION
     if not file.is_file():
@@ -369,7 +370,7 @@ def _built(
 
 
 def _put(module: nn.Module, arrays: Mapping[str, Tensor], folder: Path) -> None:
-    """Put weights into a network: every one of them, of its shape, and finite."""
+    """Load weights into a network, and refuse missing, wrongly shaped or not finite ones."""
     own = module.state_dict()
     lacking = [name for name in own if name not in arrays]
     unknown = [name for name in arrays if name not in own]

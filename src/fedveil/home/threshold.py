@@ -1,6 +1,6 @@
-"""Choose where to cut the probability of the positive class: on public rows, or rehearsed on made-up ones.
+"""Choice of the threshold on the positive class's probability, on public rows or on made-up ones.
 
-On private rows a threshold is a figure of theirs that no noise covers: it is refused, and no export holds one.
+Private rows are refused, as no noise covers a threshold chosen on them. No export contains a threshold.
 """
 
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ PRIVATE_ROWS = (
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold, and what it rests on.
+    """Threshold, with the rows on which it was chosen.
 
     Attributes
     ----------
     value : float
-        From this probability on the positive class is named.
+        Least probability at which the positive class is predicted.
     kind : {"public", "rehearsed"}
-        What it was chosen on.
+        Kind of the rows.
     source : str
-        Where public rows are from; empty for made-up ones.
+        Origin of public rows; empty for made-up ones.
     found : Classified
-        What it gives on the very rows that it was chosen on, which flatters it.
+        Figures on the rows on which it was chosen, which are too favourable.
     """
 
     value: float
@@ -58,26 +58,27 @@ def choose_threshold(
     made_up: bool = False,
     sensitivity: float | None = None,
 ) -> Threshold:
-    """Choose a threshold on labelled rows that are nobody's secret.
+    """Choose a threshold on labelled rows that are not private.
 
     Parameters
     ----------
     model : ReleasedModel
-        Of two classes.
+        Model with two classes.
     rows : path
-        A table with the run's columns and its target, an npz file with x and y, or a folder a class of pictures.
+        Table with the run's columns and target, npz file with x and y, or folder with a folder of pictures for each
+        class.
     public : str
-        Where the rows are from, if they are public.
+        Origin of the rows, if they are public.
     made_up : bool
-        Whether they are made up: the threshold is then called rehearsed.
+        Whether the rows are made up; the threshold is then called rehearsed.
     sensitivity : float, optional
-        The highest threshold that finds at least this share of the positives. Default: where sensitivity and
-        specificity add up to the most.
+        Share of positives that must be found; the highest such threshold is taken. Default: the threshold with the
+        largest sum of sensitivity and specificity.
 
     Raises
     ------
     FieldError
-        If nobody says that the rows are public or made up; if there are not two classes with rows of both.
+        If the rows are declared neither public nor made up, or there are not two classes with rows of both.
     """
     require_a("public", public, str, "must say where the rows are from")
     if bool(public.strip()) == made_up:
@@ -103,7 +104,7 @@ def choose_threshold(
 
 
 def _cut(scores: NDArray[np.float64], truth: NDArray[np.bool_], wanted: float | None) -> float:
-    """Halfway between two scores, so that what it names does not hang on a score's last bits."""
+    """Return a threshold halfway between two scores, so that the last bits of a score do not matter."""
     levels = np.unique(scores)
     cuts = np.concatenate([[levels[0] / 2], (levels[1:] + levels[:-1]) / 2, [(levels[-1] + 1) / 2]])
     named = scores[:, None] >= cuts

@@ -118,14 +118,14 @@ def make_trainer(
     model, layout, local, device
         See `SequentialTrainer`.
     kind : {"auto", "batched", "sequential"}
-        ``"auto"`` batches every model that can be batched, in blocks whose size follows from the model's. Other models
-        are trained one client after another, and the log says so. ``"sequential"`` runs the model's own code, and gives
-        the same bits under every engine, whoever else is trained. The others agree with it within the tolerances of
-        `BatchedTrainer`.
+        ``"auto"`` batches every model that can be batched; the size of a block follows from the size of the model.
+        Other models are trained one client after another, and the log says so. ``"sequential"`` runs the model's own
+        code, and gives the same bits under every engine, whoever else is trained. The others agree with it within the
+        tolerances of `BatchedTrainer`.
     workers : int
         Number of threads, each with a client or a block of clients.
     precision : {"full", "bfloat16"}
-        See `SequentialTrainer`, which trains unless this is ``"full"``.
+        As in `SequentialTrainer`. Other values than ``"full"`` always use that trainer.
     noisy : NoisySteps, optional
         Noise inside training; the result is then a `PrivateTrainer`, whatever the kind.
     example : tuple of Tensor, optional

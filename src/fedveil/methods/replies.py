@@ -38,7 +38,7 @@ class Replies(Sequence[Releases]):
 
     @cached_property
     def models(self) -> Rows:
-        """Received models: a list of [d], one a reply, or one tensor [n, d].
+        """Received models: a list with one tensor [d] for each reply, or one tensor [n, d].
 
         Raises
         ------
@@ -211,7 +211,7 @@ def _check_count(count: float | None) -> None:
 
 
 def models_of(replies: Sequence[Releases]) -> Rows:
-    """Return the received models: a list of [d], one a reply, or one tensor [n, d]."""
+    """Return the received models: a list with one tensor [d] for each reply, or one tensor [n, d]."""
     return _as_replies(replies).models
 
 

@@ -141,13 +141,13 @@ def rate_highs(hits: ArrayLike, runs: int, share: float) -> Floats:
 
 
 def advantage(inside: ArrayLike, outside: ArrayLike, threshold: float) -> Estimate:
-    """True less false positive rate at a threshold from elsewhere; the interval holds both exact ones (Bonferroni)."""
+    """Estimate of true minus false positive rate at a given threshold; both exact intervals hold together (Bonferroni)."""
     true, false = rates(inside, outside, threshold, 1 - (1 - CONFIDENCE) / 2)
     return Estimate(true.point - false.point, true.low - false.high, true.high - false.low)
 
 
 def runs_for_rate(alpha: float) -> int:
-    """Runs without the target that a true positive rate at a false positive rate of alpha needs."""
+    """Return the number of runs without the target that are needed for a true positive rate at the false rate alpha."""
     return math.ceil(EXPECTED_ALARMS / alpha - 1e-9)
 
 

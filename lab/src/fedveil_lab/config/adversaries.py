@@ -87,7 +87,7 @@ class Malicious(Behaving):
     share
         share of the clients that are malicious, drawn by the seed, instead of `clients`
     of
-        the behaviour that this one scales or hides, and its options, as a table
+        behaviour that `behaviour` scales or hides, with its options, as a table
     knows_rule
         whether a behaviour that is fitted to the honest updates is fitted to the server's rule, too
     acting

@@ -34,13 +34,13 @@ class Stopping(Section):
     clients
         share of the clients that never train, between 0 and 1
     patience
-        validations without a lesser loss until the run ends; at least 1
+        validations without a better loss after which the run ends; at least 1
     every
         rounds between two validations; at least 1
     sample
         validation clients asked at a time; left out: all
     min_delta
-        how much less a loss has to be, in units of the loss
+        least fall of the loss that counts as better, in units of the loss
     losses
         noised, at a cost, or in the clear, without a promise to those clients
     noise_multiplier

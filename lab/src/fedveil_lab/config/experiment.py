@@ -77,13 +77,13 @@ class Config(Section):
     name
         names the run and its folder: letters, digits, dots, dashes, underscores
     seed
-        of data split, models, training, cohorts and reproducible noise; at least 0
+        seed of data split, models, training, cohorts and reproducible noise; at least 0
     rounds
         rounds; at least 1
     clients_per_round
         clients drawn for each round, 1 to all; left out: all
     engine
-        who moves the messages: the embedded engine, or Flower
+        engine that moves the messages: the embedded one, or Flower
     device
         where clients train; auto: a GPU where there is one
     workers
@@ -91,7 +91,7 @@ class Config(Section):
     trainer
         many clients as one computation (batched), one after another, or whichever fits
     precision
-        of training: float32, or bfloat16 on a GPU
+        precision of training: float32, or bfloat16 on a GPU
     read_off
         keys whose values were read off the private data, such as "data.columns": promises are conditional on them
     metrics

@@ -88,7 +88,7 @@ class Data(OpenSection):
     alpha
         concentration of the Dirichlet partition, above 0; smaller is more uneven
     shards
-        shards a client of that partition, at least 1
+        shards of each client in the partition "shards", at least 1
     min_size
         fewest examples of a client
     counts
@@ -102,16 +102,16 @@ class Data(OpenSection):
     pixel_noise
         deviation of noise on the sensitive pixels that clients train on: a baseline, no guarantee
     made_up_people
-        examples of each made-up person, drawn at random, for sets that do not say whose theirs are; 0: nobody. Results
+        examples of each made-up person, drawn at random, for sets without persons; 0: no made-up persons. Results
         say so
     public_examples
         examples set aside for the server; at least 0
     patches
-        number of patches, learned without labels on the public examples, whose features replace images
+        number of patches that are learned without labels on the public examples; their features replace images
     components
-        directions on which the patches' features are projected; of `patch_sizes` 128 unless given
+        number of directions on which the patches' features are projected; with `patch_sizes` 128 by default
     directions
-        of those: principal directions of the public examples, or random ones
+        kind of these directions: principal ones of the public examples, or random ones
     patch_sizes
         edges in pixels of patches that are averaged over rings and whitened, e.g. `[1, 3]`
     positive
@@ -287,7 +287,7 @@ class Budget(Section):
     delta
         of every printed epsilon: the chance that it does not hold; above 0, at most 0.1, better below 1 / n
     epsilon
-        total at which whoever adds the noise stops (the trusted server, or each client under local trust); above 0
+        total at which the party that adds the noise stops (the trusted server, else each client); above 0
     participations
         releases at which a client stops; at least 1
     leakage_cap
@@ -315,9 +315,9 @@ class Own(BaseModel):
     Attributes
     ----------
     partitions
-        the clients with parameters of their own, which stand beside it
+        partitions of clients with their own parameters; these parameters are further keys of the table
     unmarked
-        what they do where they mark nothing as sensitive; left out: as `scoring.unmarked`
+        treatment of these clients if they mark nothing as sensitive; left out: as `scoring.unmarked`
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)

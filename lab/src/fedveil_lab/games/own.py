@@ -102,7 +102,7 @@ class OwnGame(Unconfigured):
         return [*self.of_case.values()]
 
     def judge(self, finished: Finished) -> Audit:
-        """Verdicts from finished runs; `values` has what was promised."""
+        """Return the verdicts on finished runs; `values` of the audit has the stated promise."""
         done, names = {}, LossView(*self.held).figures
         for case, cell in self.of_case.items():
             outcome = finished.outcomes[cell.key]

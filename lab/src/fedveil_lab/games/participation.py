@@ -159,10 +159,10 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
-        """The cell of every run.
+        """Cell of each run.
 
-        A setting that matches the sigma of another takes the average of that one's rehearsals with the target: metric
-        privacy's sigma depends on who takes part.
+        A setting that matches another's sigma takes the average sigma of the other's rehearsals with the target, as
+        metric privacy's sigma depends on who takes part.
         """
         planned, cells = {p.label: p for p in self.settings}, dict[Case, Cell]()
         for case in self.cases:

@@ -51,17 +51,17 @@ class World(Section):
     target
         the client in question
     colluders
-        clients that ask together whether it takes part, the first one for them all
+        clients that attack together; the first one asks for all
     stand_in
-        what takes the target's place where it does not take part
+        replacement of the target if it does not take part
     shadow
-        what the asking clients hold of its data
+        shadow data that the attackers hold of the target
     inside
         whether the target takes part
     base
-        seed of what all runs share: public and validation examples, natural clients, a first model of the server's
+        seed of everything that all runs share: public and validation examples, natural clients, a server's first model
     anew
-        deal the data out anew under each run's seed; false: all runs share the deal, too
+        distribute the data again with each run's seed; false: all runs share one distribution
     crafted
         the first colluder pulls the model back to its start instead of sending what it trained
     """

@@ -221,7 +221,7 @@ def modes_of(attack: str) -> tuple[str, ...]:
 
 
 def row_of(attack: str, mode: str) -> str:
-    """Its name in tables."""
+    """Return the name of an attack in tables."""
     return f"{attack} ({mode})" if mode else attack
 
 

@@ -116,18 +116,18 @@ def _assemble(config: AuditedConfig, common: Common) -> AuditedSetup:
 
 
 def hand_out(spec: Data, dealt: Dealt, world: World, seed: int) -> Holders:
-    """Deal out one run of a world. Natural clients are who they are: their data stay the same in every run.
+    """Distribute the data for one run of a world; natural clients keep their data in every run.
 
     Parameters
     ----------
     spec : Data
-        How.
+        Options of the distribution.
     dealt : Dealt
         All examples, and the clients of an ordinary run.
     world : World
-        Who is who, and whether the target takes part.
+        Roles of the clients, and whether the target takes part.
     seed : int
-        Of this run.
+        Seed of this run.
 
     Raises
     ------

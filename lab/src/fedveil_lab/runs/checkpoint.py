@@ -23,22 +23,22 @@ LAST = 1  # the last round worth keeping: later ones start from models that the 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A finished round.
+    """State of a run after a finished round.
 
     Attributes
     ----------
     round : int
-        Rounds done.
+        Number of rounds done.
     run_id, fingerprint : str
-        Of the run, and of its configuration.
+        Id of the run, and fingerprint of its configuration.
     lines : mapping of str to int
         Ledger lines of each party at that time.
     tensors : dict of str to Tensor
-        The models, and the tensors of all states.
+        Models, and tensors of all states.
     values : dict
-        The plain values of all states: the server's, and each client's.
+        Plain values of all states: of the server and of each client.
     data : str
-        Digest of the examples that the run began with; empty in a file written before it was kept.
+        Digest of the examples with which the run began; empty in files of versions that did not store it.
     """
 
     round: int

@@ -118,7 +118,7 @@ class Setup:
         )
 
     def made(self, engine: Callable[..., Federation] = Federation, **given: Any) -> Federation:
-        """A federation of these parties; `given` are other arguments of `Federation`, or replace these."""
+        """Make a federation of these parties; `given` adds arguments of `Federation`, or replaces those made here."""
         own: dict[str, Any] = {
             "model": self.learner.model,
             "clients": self.clients,
@@ -207,14 +207,14 @@ def prepare(config: Config, memo: Path | None = None) -> Setup:
 
 @singledispatch
 def assemble(config: Config, common: Common) -> Setup:
-    """Put a run together: who takes part, in how large a cohort, and who is malicious.
+    """Assemble a run: its clients, the size of its cohorts, and the malicious clients.
 
-    A kind of configuration whose clients are others than ``[data]`` deals out registers a function of its own.
+    A kind of configuration with other clients than those of ``[data]`` registers its own function.
 
     Raises
     ------
     FieldError
-        Naming the key that does not fit.
+        For a key that does not fit; the text names it.
     """
     dealt, clients, stopping = common.dealt, common.dealt.clients, None
     if config.stopping is not None:

@@ -175,7 +175,7 @@ def judge_by_canaries(
 def planned(
     design: Design, canaries: int, effort: Effort, delta: float, say: Say
 ) -> tuple[int, int]:
-    """Judged runs and canaries; both are said, with the most that they can prove."""
+    """Return the numbers of judged runs and of canaries; `say` gets both, with the most that they can prove."""
     claim = design.claim
     runs = max(1, -(-max(canaries, LEAST) // design.of_a_run))
     count = runs * design.of_a_run

@@ -327,7 +327,7 @@ def look_at_all(
 def look_again(
     player: Player, looked: Sequence[Looked], runs: int, claim: PrivacyClaim, delta: float, say: Say
 ) -> Looked:
-    """More runs of the most telling worlds, and the best of them."""
+    """Play more runs of the most telling worlds, and return the best result."""
     again = looked[:KEPT]
     count = stages(runs, len(looked))[1]
     found = []

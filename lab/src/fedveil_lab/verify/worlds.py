@@ -142,7 +142,7 @@ def duplicates(sizes: Sizes) -> Differing:
 
 
 def extreme_counts(sizes: Sizes) -> Differing:
-    """A unit of a thousand rows, where all others have one: a weight by counts is its alone."""
+    """Return a unit with a thousand rows beside units with one: under weights by counts it has nearly all the weight."""
     others = [np.zeros((1, sizes.columns)) for _ in range(sizes.clients - 1)]
     beside = np.zeros((1, sizes.columns))
     return about(sizes, 10 * unit_vector(sizes.columns), others, count=1000, beside=beside)

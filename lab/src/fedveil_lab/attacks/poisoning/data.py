@@ -186,7 +186,7 @@ class Backdoor(Behaviour):
     Parameters
     ----------
     target, classes : int
-        The class, and how many there are.
+        Target class, and number of classes.
     size : int
         Side of the square patch, in pixels.
     value : float

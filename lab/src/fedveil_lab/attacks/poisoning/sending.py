@@ -97,7 +97,7 @@ def generator_of(name: str, seed: int, turn: Turn) -> torch.Generator:
 @BEHAVIOURS.register("noise")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NoiseAttack(Behaviour):
-    """Send a random vector, `factor` times as long as the trained update; every client and round another one.
+    """Send a random vector, `factor` times as long as the trained update, another for every client and round.
 
     Noise: send a random vector.
 
@@ -141,7 +141,7 @@ class FreeRider(Behaviour):
     disguise : {"none", "delta", "noise"}
         Nothing (the start itself), the last global change, or noise of that change's length.
     factor : float
-        Of the disguise.
+        Factor of the disguise.
     """
 
     disguise: Literal["none", "delta", "noise"] = "delta"
@@ -181,7 +181,7 @@ class LyingBudget(Around):
     Parameters
     ----------
     clip : float
-        C, which the server could check.
+        C; the server could check it.
     sigma : float
         Deviation of the noise: that of epsilon_max (the client claims a similarity of 1), or 0 for none.
     of : Behaviour
