@@ -337,14 +337,14 @@ class FlowerNode:
 
     def spent(self):
         """Everything in the ledger that may not depend on the one record."""
+        return list(map(_charged, self.entries()))
+
+    def entries(self):
         if self.folder is not None:
             with LifetimeLedger(self.folder, 2, str(self.run), head=f"{self.folder}/head") as found:
-                return [_charged(e) for e in found.ledger.all_entries]
-        return [
-            _charged(e)
-            for run, c in sorted(self.contexts.items())
-            for e in Memory(c).ledger(str(run), 2).entries
-        ]
+                return list(found.ledger.all_entries)
+        runs = sorted(self.contexts.items())
+        return [e for run, c in runs for e in Memory(c).ledger(str(run), 2).entries]
 
     def close(self):
         if self.folder is not None:
@@ -456,7 +456,10 @@ class EmbeddedNode:
         ].value
 
     def spent(self):
-        return [_charged(e) for e in self.federation.party(0).ledger.entries]
+        return list(map(_charged, self.entries()))
+
+    def entries(self):
+        return self.federation.party(0).ledger.entries
 
     def close(self):
         pass

@@ -146,10 +146,18 @@ class HostileServer(RuleBasedStateMachine):
             self.method not in FARTHEST
             or failed[0] != failed[1]
             or not (vector - vector_too).isfinite().all()
+            or self._noise_differs()
         ):
             return
         rounding = 1e-6 * float(vector.abs().max())
         assert float((vector - vector_too).norm()) <= FARTHEST[self.method] * (1 + 1e-6) + rounding
+
+    def _noise_differs(self):
+        """Whether earlier releases, which the server has seen and which differ here, set another noise."""
+        if self.method not in ADAPTIVE:
+            return False
+        scales, scales_too = ([e.spend.scale for e in node.entries()] for node in self.nodes)
+        return scales != scales_too
 
     @invariant()
     def ledgers_agree(self):
@@ -218,3 +226,16 @@ def test_a_hostile_server_sees_nothing_in_ten_thousand_games(machine):
         f"{machine.__name__}: {machine.cases} games, {machine.answers} answers, in {machine.one_failed} one node failed"
     )
     assert machine.cases >= 10_000
+
+
+def test_earlier_releases_that_the_server_saw_set_the_noise_of_the_next_one():
+    """The two nodes' first releases differ, so their second ones have different noise: no difference of the record."""
+    game = HostileServer()
+    game.begin(method="sga-ldp, released", budget="none", raises=False, lifetime=False)
+    game.train_as_configured(config={}, models=[[0.0, 0.0, -1.3, 0.0, 0.0, -1.4]], round_=1)
+    first = [node.entries()[-1].spend.scale for node in game.nodes]
+    assert first[0] == first[1]
+    game.train_as_configured(config={}, models=[[0.0] * 6], round_=2)
+    second = [node.entries()[-1].spend.scale for node in game.nodes]
+    game.teardown()
+    assert second[0] != second[1]
