@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
+from fedveil.methods import METHODS
 from fedveil_lab.attacks import bound
 from fedveil_lab.attacks.residuals import departures
 from fedveil_studies import own_methods
@@ -208,3 +209,28 @@ def test_what_cannot_be_tested_is_refused():
     for z in (torch.zeros(3, 1, 4), torch.full((2, 2, 2), math.nan), torch.zeros(2, 2)):
         with pytest.raises(FieldError, match="noise"):
             departures(z)
+
+
+QUIET = {  # sides that add no noise
+    "Clusters",
+    "PerturbationAware",
+    "Plain",
+    "ReportedClusters",
+    "ReportsIndex",
+    "SecureSum",
+    "TrustedServer",
+}
+
+
+def test_every_method_of_the_library_is_played(monkeypatch):
+    played = set()
+
+    def note(side, *_, **__):
+        played.add(type(side).__name__)
+
+    for name in ("served_noise", "sent_noise", "trained_noise"):
+        monkeypatch.setattr(noise, name, note)
+    noise.methods(D)
+    sides = [side for method in METHODS.values() for side in (method.client, method.server)]
+    own = {side.__name__ for side in sides if side.__module__.startswith("fedveil.")}
+    assert own == played | QUIET
