@@ -53,12 +53,12 @@ class Laplace(Parameters):
 
 @dataclass(frozen=True)
 class EuclideanLaplace(Parameters):
-    """n-dimensional Laplace noise, added to one of two vectors at a distance.
+    """n-dimensional Laplace noise on a vector; another vector at a given distance has to look alike.
 
     Parameters
     ----------
     dimension : int
-        n.
+        n, the number of coordinates.
     shift : float
         s = epsilon * distance. The loss is that between two vectors at this distance, whatever the relation.
     """

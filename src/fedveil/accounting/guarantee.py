@@ -289,12 +289,12 @@ class Guarantee(Parameters):
     def of_part(self, unit: Unit) -> "Guarantee":
         """Return the guarantee for a part of the unit: a record, person or region of a client, a record of a person.
 
-        A guarantee under zero-out or add/remove covers a whole that comes, goes or counts zero. A part that changes can
-        move the clipped contribution by twice the bound, so mu doubles. A sampled whole is sampled as often as before,
-        and only steps that sample it see the change (`fedveil.accounting.events.Changed`). Under replace-one the
-        guarantee is that of the whole. It holds for a person who is at no other client (`of_silos`). The content of a
-        region changes to other content or to blank. Membership is the same in both inputs, so add/remove of the whole
-        becomes replace-one for a region.
+        Zero-out and add/remove compare a whole with its absence. A part that changes can move the whole's clipped
+        contribution by twice the bound, so mu doubles. A sampled whole is sampled as often as before, and only steps
+        that sample it see the change (`fedveil.accounting.events.Changed`). Under replace-one the guarantee is that of
+        the whole. For a person it holds only if she is at no other client (`of_silos`). The content of a region changes
+        to other content or to blank. Membership is the same in both inputs, so add/remove of the whole becomes
+        replace-one for a region.
 
         Raises
         ------

@@ -63,7 +63,7 @@ def write_result(
 ) -> None:
     """Write the last released model or hypotheses, their description, and then the summary, which finishes a run.
 
-    `best` are those of the round whose validation loss was the lowest; they lie in a file of their own.
+    `best` holds the models of the round with the lowest validation loss; they get their own file.
     """
     weights = _packed(models)
     write_atomic(folder / MODEL, weights)

@@ -307,7 +307,7 @@ class OpenSection(Section):
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
-        """Return the keys of what is named."""
+        """Return the keys that the named entry accepts."""
         raise NotImplementedError
 
     @model_validator(mode="before")

@@ -188,7 +188,7 @@ class ParticipationGame(Attacking):
         return tuple(dict.fromkeys(part for part in parts if part not in own))
 
     def rehearsed(self, label: str, cells: Mapping[Case, Cell]) -> tuple[Cell, ...]:
-        """The rehearsals of a setting with the target: a setting that matches its sigma takes their average."""
+        """Return the rehearsals with the target of a setting; a setting that matches its sigma uses their average."""
         return tuple(
             cells[Case(label, HONEST, "rehearsal", True, i)] for i in range(self.rehearsals)
         )

@@ -166,7 +166,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finished:
-    """Finished ones of some cells.
+    """Results of the finished cells among some cells.
 
     Attributes
     ----------

@@ -190,7 +190,7 @@ def planned(
 def fitted_to(
     design: Design, all_in: Transcript, all_out: Transcript
 ) -> tuple[Design, Callable[[Transcript], Floats], tuple[str, ...]]:
-    """The canaries that can be told apart, what scores them [holders, canaries of each], and what left without noise."""
+    """Return the design with the distinguishable canaries, a function that scores them, and what left without noise."""
     if design.claim.trust != "local":
         server = fit_server(all_in, all_out)
         holders = tuple(told_apart(server.directions[0]))

@@ -83,8 +83,8 @@ class Recorder(InProcessGrid):
 def left(world: dict[str, Any], seed: int) -> list[Any]:
     """Everything that the adversary of a claim sees of one run.
 
-    Under central trust: what the server sends out, round by round, and what it keeps at the end. Under local trust:
-    what the client that is asked about answers. And the numbers that are printed, as logs are read by others.
+    Under central trust it is what the server sends in each round and keeps at the end. Under local trust it is the
+    target client's answers. Printed numbers are included, as others read logs.
     """
     zeroed = frozenset({world["target"]} if world["zeroed"] else ())
     grid, context = played(world, seed, zeroed)

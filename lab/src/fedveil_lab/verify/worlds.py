@@ -134,7 +134,7 @@ def all_coordinates(sizes: Sizes) -> Differing:
 
 
 def duplicates(sizes: Sizes) -> Differing:
-    """A unit of many equal rows: clipping single rows lets it grow with their number."""
+    """Return a unit of many equal rows: if single rows are clipped, its contribution grows with their number."""
     beside = repeated(unit_vector(sizes.columns), sizes.examples)
     return about(
         sizes, unit_vector(sizes.columns), zeros(sizes), count=32 * sizes.examples, beside=beside

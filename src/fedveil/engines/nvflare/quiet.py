@@ -134,7 +134,7 @@ def silence(engine: Any) -> None:
 
 
 class JobGuard(FLComponent):  # type: ignore[misc]
-    """Component that stops a job with a part on no list before it starts; `PrivacyFilter` acts only when a task comes.
+    """Component that stops a job with a part that is not allowed; unlike `PrivacyFilter`, before the job starts.
 
     It belongs into the site's ``local/privacy.json``.
 

@@ -31,19 +31,19 @@ SCALE = 1e4
 
 
 class Matching:
-    """A release that dummy examples are to match: the update that its client would send if its examples were these.
+    """Release that dummy examples have to match: their update is compared with the client's.
 
-    Local training is simulated from where it began, with the client's clipping and without its noise, differentiable in
-    the examples.
+    Local training is simulated from its start, with the client's clipping and without its noise, differentiable in the
+    examples.
 
     Parameters
     ----------
     received, known
-        The release, and what the server knows beside it.
+        Release, and further knowledge of the server.
     seed : int
         Of the dummy examples.
     clipping : bool
-        False simulates a client that does not clip: an attack that does not know of the defence.
+        Whether the simulated client clips; False is an attack that does not know the defence.
     dtype : torch.dtype
         Float64 is what L-BFGS wants.
 
@@ -52,11 +52,11 @@ class Matching:
     start : Tensor
         [d], where training began.
     module : torch.nn.Module
-        A copy of the model; what the client dropped is not known, and nothing is.
+        Copy of the model without dropout, as the client's dropout masks are not known.
     received : Tensor
-        [d], the received update; each coordinate weighs as its noise allows.
+        [d], received update, each coordinate weighted by its noise.
     weight : float
-        1 / U, that of the prior per unit of b; 0 without noise.
+        1 / U: weight of the prior per unit of b; 0 without noise.
     generator : torch.Generator
         Of the dummy examples.
     """
