@@ -28,14 +28,14 @@ from fedveil.evidence import ServerFolder
 
 
 class FedVeilController(ServerController):
-    """Run a method's server side as a FLARE workflow, and keep the run in the job's folder ``fedveil``.
+    """FLARE workflow that runs a method's server side, and keeps the run in the job's folder ``fedveil``.
 
-    The folder holds the server's ledger, one line a round, the model and a summary. Parameters and attributes are those
-    of `fedveil.engines.nvflare.controller.ServerController`.
+    The folder holds the server's ledger, one line for each round, the model and a summary. Parameters and attributes
+    are those of `fedveil.engines.nvflare.controller.ServerController`.
     """
 
     def folder(self, path: Path) -> ServerFolder:
-        """Make the run's folder, below the job's."""
+        """Return the keeper of the run's folder, inside the job's."""
         return ServerFolder(path, keep=self.keep or ())
 
 
@@ -51,30 +51,30 @@ def protect(
     say: Callable[[str], None] = print,
     **server: Any,
 ) -> Any:
-    """Put a method of FedVeil into a FLARE recipe, in the place of its plain mean.
+    """Replace the plain mean of a FLARE recipe by a FedVeil method.
 
     The recipe's workflow becomes FedVeil's. In a simulation and in a proof of concept (``SimEnv``, ``PocEnv``) the job
-    brings the filters, made of `site`. In production (``ProdEnv``, or an exported job) it brings none: each site's own
-    ``local/privacy.json`` protects it.
+    brings the filters, made from `site`. In production (``ProdEnv``, or an exported job) it brings none: each site's
+    own ``local/privacy.json`` protects it.
 
     Parameters
     ----------
     recipe : Recipe
-        A FLARE recipe with a plain mean, such as ``FedAvgRecipe``. It is changed.
+        FLARE recipe with a plain mean, such as ``FedAvgRecipe``; it is changed.
     method : str, optional
-        A key of `fedveil.methods.METHODS`. Default: that of `site`.
+        Name in `fedveil.methods.METHODS`. Default: that of `site`.
     site : str, Path or mapping, optional
-        A site's ``privacy.json``, or its contents. Needed by methods that train by a site's own module.
+        ``privacy.json`` of a site, or its contents; required by methods that train by a site's own module.
     parameters : mapping, optional
-        Of the method. Default: those of `site`.
+        Parameters of the method. Default: those of `site`.
     aggregator : str or dict, optional
-        As for `FedVeilController`.
+        As in `FedVeilController`.
     model : str, optional
         ``"package.module:Net"``. Default: the recipe's.
     seed : int, optional
-        Reproducible noise, for experiments.
+        Seed of reproducible noise, for experiments.
     say : callable
-        Takes each line of what was changed. Default: print it.
+        Receiver of one line for each change. Default: print it.
     **server
         Other arguments of `FedVeilController`.
 

@@ -1,6 +1,6 @@
-"""The small command of the library: ledgers, keys, nodes, and plans from numbers. Other packages add theirs.
+"""Command line of the library: ledgers, keys, nodes, and plans from numbers. Other packages add commands.
 
-What needs PyTorch is imported by the command that uses it: ``--help`` is fast.
+A command imports PyTorch only when it runs, so that ``--help`` is fast.
 """
 
 import sys
@@ -22,7 +22,7 @@ ANYTHING = {
     "allow_interspersed_args": False,
 }
 ANYWHERE = ("-q", "--quiet", "--json")
-# in the order of `fedveil --help`; what others bring stands behind `advise`
+# order of `fedveil --help`; commands of other packages follow `advise`
 EARLY = ("init", "run", "compare", "plan", "presets", "advise")
 LATE = (
     "audit",
@@ -37,7 +37,7 @@ LATE = (
     "keys",
     "node",
 )
-# what says what to install where it is not there
+# commands that tell what to install if they are absent
 STUDIES = ("reproduce",)
 ELSEWHERE = {**dict.fromkeys((*EARLY, *LATE), "lab"), **dict.fromkeys(STUDIES, "studies")}
 WHAT = {
@@ -47,7 +47,7 @@ WHAT = {
 
 
 def of_typer(name: str, thing: Any) -> click.Command:
-    """The command that a function with Typer's annotations, or an app of it, stands for."""
+    """Return the command for a function with Typer's annotations, or for a Typer app."""
     typer = optional("typer", f"the command {name} is written for Typer", "typer")
     optional(
         "typer.core", "", "typer"
@@ -65,7 +65,7 @@ def of_typer(name: str, thing: Any) -> click.Command:
 
 
 def refusing(name: str, error: FedVeilError) -> click.Command:
-    """A command that is absent or broken, and says so when it is called."""
+    """Return a command for an absent or broken one; it reports that when it is called."""
 
     def refuse() -> None:
         raise error
@@ -79,13 +79,13 @@ def refusing(name: str, error: FedVeilError) -> click.Command:
 
 
 class Commands(click.Group):
-    """The commands; options that are for all of them may stand behind the command too.
+    """Group of all commands; options of the group may also follow a command's name.
 
     Parameters
     ----------
     own : mapping of str to click.Command
-        Those of this package. Other packages add theirs as entry points of the group `fedveil.commands`: a
-        `click.Command`, or a function or an app for Typer. Each is imported when it is called, or its help is.
+        Commands of this package. Other packages add entry points of the group `fedveil.commands`: a `click.Command`, or
+        a function or app for Typer. Each is imported when the command or its help is called.
     """
 
     def __init__(self, own: Mapping[str, click.Command], **options: Any) -> None:
@@ -120,13 +120,13 @@ class Commands(click.Group):
         return None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put those options first; what follows ``--`` is left alone."""
+        """Move the group's options to the front; arguments after ``--`` are left unchanged."""
         end = args.index("--") if "--" in args else len(args)
         first = sorted(args[:end], key=lambda a: a not in ANYWHERE)  # stable
         return super().parse_args(ctx, [*first, *args[end:]])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command of any package; each refusal is one line."""
+        """Run a command of any package, and print a refusal as one line."""
         with shared.refusals():
             return super().invoke(ctx)
 
@@ -142,7 +142,7 @@ def _options(quiet: bool, json: bool) -> None:
 
 
 def command_line(own: Mapping[str, click.Command] | None = None) -> Commands:
-    """All commands that there are."""
+    """Return the group of all available commands."""
     show_version: Callable[..., None] = _version
     return Commands(
         {

@@ -1,4 +1,4 @@
-"""`fedveil plan` and `fedveil advise`, from numbers. Of a configuration they ask the package that reads one."""
+"""`fedveil plan` and `fedveil advise` from numbers; for a configuration they call the package that reads it."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -17,15 +17,21 @@ from fedveil.registry import Registry
 if TYPE_CHECKING:
     from fedveil.accounting import Choice
 
-DELTA = 1e-5  # where nobody says one
-CHOSEN = ("epsilon", "delta", "examples", "dimension", "reach")  # beside an experiment's file
+DELTA = 1e-5  # default
+CHOSEN = (
+    "epsilon",
+    "delta",
+    "examples",
+    "dimension",
+    "reach",
+)  # options that may be given beside an experiment's file
 RELATIONS = ("zero-out", "add/remove", "replace-one")
 
 
 def read_by(command: str, config: str) -> Callable[..., Any]:
-    """Command of another package for a configuration.
+    """Return the command of another package that reads a configuration.
 
-    It is an entry point of the group `fedveil.configurations`, under the command's name.
+    It is an entry point of the group `fedveil.configurations`, with the command's name.
 
     Raises
     ------
@@ -91,7 +97,7 @@ def plan(config: str | None, **options: Any) -> None:
     conditions: tuple[str, ...] = ()
     if config is not None:
         values, conditions = read_by("plan", config)(config)
-    if options["epsilon"] is not None:  # what is asked for takes the place of what follows from it
+    if options["epsilon"] is not None:  # a requested epsilon replaces the noise of the file
         values.pop("noise_multiplier", None)
     values |= {name: value for name, value in options.items() if value is not None}
     if "delta" not in values:
@@ -184,7 +190,7 @@ def advise(
 
 
 def _tables(config: str | None) -> dict[str, Any]:
-    """Read a file; nothing of a folder or preset, or of a file that the loader refuses."""
+    """Read a file as tables; empty for a folder, a preset, or a file that the loader refuses."""
     if config is None or not Path(config).is_file():
         return {}
     try:
@@ -194,7 +200,7 @@ def _tables(config: str | None) -> dict[str, Any]:
 
 
 def _refuse_unused(options: Mapping[str, Any]) -> None:
-    """Refuse options of which an experiment's own file says what they are."""
+    """Refuse options whose values are in the experiment's own file."""
     for name, value in options.items():
         if value is not None and name not in CHOSEN:
             accepted = f"is what CONFIG says: change it there, or leave CONFIG out. Beside it go --{', --'.join(CHOSEN)}"
@@ -202,7 +208,7 @@ def _refuse_unused(options: Mapping[str, Any]) -> None:
 
 
 def show_choices(choices: "tuple[Choice, ...]", delta: float) -> None:
-    """Show what there is to turn on, the least noise first."""
+    """Show the available choices, the least noise first."""
     from fedveil.evidence import advice_tables
 
     tables = advice_tables(choices, delta)
@@ -210,7 +216,7 @@ def show_choices(choices: "tuple[Choice, ...]", delta: float) -> None:
 
 
 def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[str, Any]) -> Any:
-    """Call with the options given and the file's keys, refusing what the function does not know or still needs."""
+    """Call a function with the given options and the file's keys; refuse unknown and missing ones."""
     values = {**{k: v for k, v in options.items() if v is not None}, **table}
     accepted = signature(function).parameters
     for key, value in values.items():

@@ -1,4 +1,4 @@
-"""Commands whose arguments have a help, too."""
+"""Click commands whose arguments have a help text, too."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +10,16 @@ F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 
 class Argument(click.Argument):
-    """An argument with a help.
+    """Argument with a help text.
 
     Parameters
     ----------
     declared : sequence of str
-        Its name.
+        Name of the argument.
     help : str
-        What it is.
+        Help text.
     options
-        Of `click.Argument`.
+        Options of `click.Argument`.
     """
 
     def __init__(self, declared: list[str], help: str = "", **options: Any) -> None:
@@ -51,17 +51,17 @@ class Command(click.Command):
 
 
 def argument(name: str, metavar: str, help: str, **options: Any) -> Callable[[F], F]:
-    """A decorator that gives a command an argument."""
+    """Return a decorator that adds an argument to a command."""
     return click.argument(name, cls=Argument, metavar=metavar, help=help, **options)
 
 
 def path_argument(name: str, metavar: str, help: str) -> Callable[[F], F]:
-    """A decorator that gives a command a path."""
+    """Return a decorator that adds a path argument to a command."""
     return argument(name, metavar, help, type=click.Path(path_type=Path))
 
 
 def path_option(name: str, metavar: str, help: str, **options: Any) -> Callable[[F], F]:
-    """A decorator that gives a command an option that is a path."""
+    """Return a decorator that adds a path option to a command."""
     return click.option(
         name, metavar=metavar, help=help, type=click.Path(path_type=Path), **options
     )

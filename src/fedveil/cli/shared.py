@@ -1,4 +1,4 @@
-"""Shared parts of commands: refusals as one line and an exit code, words and tables for people and for programs."""
+"""Shared parts of commands: refusals as one line and an exit code, and output for people and for programs."""
 
 import json
 import logging
@@ -23,11 +23,11 @@ REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
 
 class Resumption:
-    """Words that say how to go on after an interruption."""
+    """Text that tells how to resume after an interruption."""
 
     folder: Path | None = None
     command = ""
-    mark = "config.toml"  # in the folder once there is something to go on with
+    mark = "config.toml"  # in the folder once there is something to resume
 
     def __str__(self) -> str:
         begun = self.folder is not None and (self.folder / self.mark).exists()
@@ -36,13 +36,13 @@ class Resumption:
 
 @contextmanager
 def refusals() -> Iterator[Resumption]:
-    """Turn refusals into one clear line each on stderr, and an exit code; Flower's own log says its warnings alone."""
+    """Print a refusal as one clear line on stderr, and set an exit code; show only warnings of Flower's log."""
     from fedveil.errors import FedVeilError, NoReplyError
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     logging.getLogger("matplotlib").setLevel(
         logging.ERROR
-    )  # it says where it keeps its fonts if not in HOME
+    )  # it logs the place of its fonts if they are not in HOME
     again = Resumption()
     try:
         yield again
@@ -69,36 +69,36 @@ def fail(text: str, code: int) -> None:
 
 
 def stop_early(reasons: list[str]) -> None:
-    """Exit with the code of a run that a budget or early stopping ended, if one was."""
+    """Exit with the code of a run that ended early by a budget or by early stopping, if one did."""
     for reason in filter(None, reasons):
         fail(f"stopped early: {reason.removeprefix('stopped early: ')}", STOPPED)
 
 
 @dataclass
 class Output:
-    """Form of the commands' answers: ``fedveil -q ...``, ``fedveil --json ...``."""
+    """Form of the output: ``fedveil -q ...``, ``fedveil --json ...``."""
 
     quiet: bool = False
     json: bool = False
 
 
 OUTPUT = Output()
-PIPE = 1000  # columns where nobody reads line by line: words and rows stay whole
+PIPE = 1000  # columns if output goes to a program, so that words and rows stay whole
 
 
 def terminal() -> TextIO:
-    """Stream for words to people: standard output, or standard error if tables go to programs."""
+    """Stream for people: standard output, or standard error if tables go to a program."""
     return sys.stderr if OUTPUT.json else sys.stdout
 
 
 def width() -> int:
-    """Columns of the terminal, or as many as it takes where output goes elsewhere."""
+    """Number of columns of the terminal; without a terminal, as many as are needed."""
     columns = get_terminal_size().columns
     return columns if terminal().isatty() else max(columns, PIPE)
 
 
 def say(*lines: str, whole: bool = False) -> None:
-    """Print lines as they stand; a whole one is not broken, so that a path in it can be copied."""
+    """Print lines unchanged; a `whole` line is not broken, so that a path in it can be copied."""
     if OUTPUT.quiet:
         return
     for line in lines:
@@ -107,7 +107,7 @@ def say(*lines: str, whole: bool = False) -> None:
 
 
 def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = False) -> None:
-    """Print tables, each as a line of JSON on standard output if asked for, and below them what has to be said."""
+    """Print tables, or each as a line of JSON on standard output if requested, and the notes below them."""
     for table in tables:
         if OUTPUT.json:
             sys.stdout.write(json.dumps(table.values()) + "\n")
@@ -117,7 +117,7 @@ def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = Fal
 
 
 def _writes(letter: str) -> bool:
-    """Whether the terminal's encoding has a letter."""
+    """Whether the terminal's encoding has this letter."""
     try:
         letter.encode(terminal().encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -192,7 +192,7 @@ def ledger_receipts(run: Path, ledgers: tuple[Path, ...]) -> None:
 
 
 def of_run(path: Path) -> bool:
-    """Tell the ledger of a run, which lies in its folder, from that of a data set."""
+    """Whether a ledger belongs to a run, in whose folder it is, and not to a data set."""
     from fedveil.reading import json_of
 
     try:
@@ -206,7 +206,7 @@ def of_run(path: Path) -> bool:
 
 
 def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]]":
-    """Make a table with a line for each party of a run's ledgers, what a single one spent, and notes."""
+    """Return a table with one line for each party of a run's ledgers (with the cost of a single one), and notes."""
     from fedveil.engines.party import begun_midway
     from fedveil.evidence import read_books, spent_of
     from fedveil.tables import Table
@@ -236,7 +236,7 @@ def ledger_of_run(path: Path) -> "Ledger":
     Raises
     ------
     FieldError
-        If the file holds those of several parties.
+        If the file holds ledgers of several parties.
     """
     from fedveil.errors import FieldError
     from fedveil.evidence import read_books
@@ -250,7 +250,7 @@ def ledger_of_run(path: Path) -> "Ledger":
 
 
 def write_releases(file: Path, ledger: "Ledger", policy: "Policy") -> None:
-    """Write a line a release as comma-separated values."""
+    """Write one line for each release as comma-separated values."""
     from fedveil.evidence import release_csv, release_rows
     from fedveil.files import write_atomic
 
@@ -258,7 +258,7 @@ def write_releases(file: Path, ledger: "Ledger", policy: "Policy") -> None:
 
 
 def late_runs(lines: list[str]) -> list[str]:
-    """Note each run that begins after its first round, as one does whose server went on without its ledger."""
+    """Return a note for each run that begins after its first round, as if the server continued without its ledger."""
     import json
 
     first: dict[str, int] = {}
@@ -272,7 +272,7 @@ def late_runs(lines: list[str]) -> list[str]:
 
 
 def carried_over(ledger: "Ledger", checked: Path | None) -> list[str]:
-    """Say what a ledger carries over from the one that was closed before it, which may have been checked."""
+    """Return notes on the costs that a ledger carries over from a closed one, which may have been checked."""
     from fedveil.engines.closing import CLOSED
     from fedveil.reading import json_of
 
@@ -300,7 +300,7 @@ def _of_head(head: "Head") -> str:
 
 
 def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
-    """Make a table with a line for each run."""
+    """Return a table with one line for each run."""
     import json
 
     from fedveil.accounting import OPEN
@@ -309,7 +309,7 @@ def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
     head = json.loads(ledger.head or "{}")
     runs: dict[str, dict[tuple[int, str, int], dict[str, Any]]] = {}
     for values in map(json.loads, lines):
-        if "budget" not in values:  # of one release the last line counts
+        if "budget" not in values:  # only the last line of a release counts
             release = values["round"], values["purpose"], values["attempt"]
             runs.setdefault(values["run"], {})[release] = values
     rows = []
@@ -521,7 +521,7 @@ def node_sign(app: Path, key: Path, until: datetime) -> None:
 
 
 def _sha256(app: Path) -> str:
-    """SHA-256 of a bundle's file, or of the bundle that Flower builds of a folder."""
+    """Return the SHA-256 of a bundle's file, or of the bundle that Flower builds from a folder."""
     import hashlib
 
     from fedveil.errors import FieldError

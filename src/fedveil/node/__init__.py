@@ -1,1 +1,1 @@
-"""A Flower node's operator's half: what may run there, and that nothing leaves but what the privacy mod made."""
+"""Operator's half of a Flower node: what may run there; only replies of the privacy mod leave."""

@@ -1,4 +1,4 @@
-"""What a check of a site says of one thing: whether it binds here, and why."""
+"""Finding of a site's check: whether one thing is enforced there, and why."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,18 +8,18 @@ State = Literal["yes", "no", "not seen"]
 
 @dataclass(frozen=True)
 class Binding:
-    """Finding about one thing that a policy's force depends on.
+    """Finding about one thing on which the enforcement of a policy depends.
 
     Attributes
     ----------
     what : str
-        Of what it is said.
+        Thing that was checked.
     binds : {"yes", "no", "not seen"}
-        Whether the policy binds there, or the thing is in order.
+        Whether the policy is enforced there, or the thing is in order.
     why : str
-        In words.
+        Reason in words.
     needed : bool
-        Whether nothing should start while this is "no".
+        Whether the node should not start while `binds` is "no".
     """
 
     what: str

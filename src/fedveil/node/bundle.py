@@ -1,7 +1,7 @@
-"""An app bundle (FAB) in memory: its hash and its code are those of the same bytes, which are read once.
+"""App bundle (FAB) in memory: hash and code come from the same bytes, which are read once.
 
-An approval is an Ed25519 signature of the hash and of the day on which it ends: a line of text, which travels in the
-run's configuration (`APPROVAL`); nothing else in that is trusted.
+An approval is an Ed25519 signature over the hash and the approval's last day. It is a line of text in the run's
+configuration (`APPROVAL`); nothing else in that configuration is trusted.
 """
 
 import hashlib
@@ -24,22 +24,22 @@ from fedveil.errors import FieldError
 from fedveil.files import read_private, write_private
 from fedveil.reading import toml_of
 
-LARGEST = 1 << 28  # bytes, unpacked
+LARGEST = 1 << 28  # largest size in bytes, unpacked
 PYPROJECT = "pyproject.toml"
 
 
 class Bundle:
-    """An app bundle.
+    """App bundle.
 
     Parameters
     ----------
     content : bytes
-        The file, as it arrived.
+        Bytes of the file, as it arrived.
 
     Attributes
     ----------
     sha256 : str
-        Of `content`, in hexadecimal digits.
+        SHA-256 of `content`, in hexadecimal digits.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -47,7 +47,7 @@ class Bundle:
 
     @property
     def project(self) -> str:
-        """``"publisher/name"``, as the bundle's pyproject.toml says it."""
+        """``"publisher/name"`` from the bundle's pyproject.toml."""
         values = self._pyproject()
         return f"{values['tool']['flwr']['app']['publisher']}/{values['project']['name']}"
 
@@ -57,12 +57,12 @@ class Bundle:
         return str(self._pyproject()["tool"]["flwr"]["app"]["components"]["clientapp"])
 
     def files(self) -> dict[str, bytes]:
-        """Read its files, by their paths.
+        """Return the bundle's files by path.
 
         Raises
         ------
         FieldError
-            If it is no archive, too large, or has a path that leads out of it.
+            If the bundle is not an archive, too large, or has a path that leads out of it.
         """
         try:
             with zipfile.ZipFile(BytesIO(self.content)) as archive:
@@ -92,14 +92,14 @@ class Bundle:
 
 
 class BundleImporter(MetaPathFinder):
-    """Imports a bundle's modules from memory; its other files lie in a folder.
+    """Importer of a bundle's modules from memory; its other files are in a folder.
 
     Parameters
     ----------
     files : dict of str to bytes
-        As `Bundle.files` has them.
+        Files as in `Bundle.files`.
     folder : Path
-        An empty folder. Modules are named as if they lay there, so that code finds its data beside itself.
+        Empty folder. Modules are named as if they were there, so that code finds its data beside itself.
     """
 
     def __init__(self, files: dict[str, bytes], folder: Path) -> None:
@@ -111,7 +111,7 @@ class BundleImporter(MetaPathFinder):
                 path.write_bytes(data)
 
     def install(self) -> None:
-        """Look here first, as Flower does with an app's folder."""
+        """Put this importer first, as Flower does with an app's folder."""
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -131,7 +131,7 @@ class BundleImporter(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Has the source already; no file of that path is looked at."""
+    """Loader that has the source in memory, and never looks at a file with that path."""
 
     def __init__(self, fullname: str, path: str, source: bytes) -> None:
         super().__init__(fullname, path)
@@ -173,7 +173,7 @@ def approve(path: str | Path, sha256: str, until: date) -> str:
 
 
 def approved(signers: Sequence[str], sha256: str, approval: object, now: datetime) -> bool:
-    """Check whether one of the public keys approved a bundle, and the approval holds."""
+    """Whether one of the public keys approved a bundle, and the approval is still valid."""
     if not isinstance(approval, str):
         return False
     form = _FORM.fullmatch(approval)

@@ -1,7 +1,7 @@
-"""The system calls that a bundle's own code does not get: a filter (seccomp) that its process keeps to its end.
+"""Filter (seccomp) of the system calls that a bundle's own code may not make; its process keeps the filter to its end.
 
-Refused is what one process does to another through the system itself: locks, leases and watches of files, keys, the
-tables that the system keeps for a user or for everybody, priorities, and new namespaces, in which it would begin anew.
+It refuses effects of one process on another through the system. These are locks, leases and watches of files, keys,
+tables of the system for a user or for everybody, priorities, and new namespaces, in which a process would start over.
 """
 
 import ctypes
@@ -76,18 +76,18 @@ _ALLOW: Step = (_END, 0, 0, 0x7FFF0000)
 
 
 class CallFilter(ctypes.Structure):
-    """A program for ``prctl(PR_SET_SECCOMP)``."""
+    """Program for ``prctl(PR_SET_SECCOMP)``."""
 
     _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_char_p)]
 
 
 def call_filter() -> CallFilter:
-    """Make the filter of this machine.
+    """Return the filter for this machine.
 
     Raises
     ------
     OSError
-        If the machine's calls are not known.
+        If the numbers of the machine's calls are not known.
     """
     name = os.uname().machine
     if name not in _MACHINES:
@@ -122,23 +122,23 @@ def call_filter() -> CallFilter:
 
 
 def _unless(test: Step) -> list[Step]:
-    """Refuse where the test does not skip one step."""
+    """Return steps that refuse unless the test skips one step."""
     return [test, _REFUSE]
 
 
 def _asked(number: int, block: list[Step]) -> list[Step]:
-    """Make a block that ends, for one call alone."""
+    """Return a block, which ends with a decision, for one call only."""
     return [(_EQUAL, 0, len(block), number), *block]
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[Step]:
-    """Allow these values of an argument of 32 bits."""
+    """Return steps that allow only these values of a 32-bit argument."""
     tests = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [(_LOAD, 0, 0, argument), *tests, _REFUSE, _ALLOW]
 
 
 def _reads_core() -> list[Step]:
-    """Refuse a new limit of core dumps; C libraries read limits by the same call, without a new one."""
+    """Return steps that refuse a new limit of core dumps; C libraries read limits by the same call without a new one."""
     return [
         (_LOAD, 0, 0, _SECOND),
         (_EQUAL, 0, 5, _CORE),  # else: allow

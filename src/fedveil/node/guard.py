@@ -1,4 +1,4 @@
-"""Answers of a node to a message: a reply that the privacy mod makes, or one of two constant words."""
+"""Answers of a node to a message: a reply from the privacy mod, or one of two constant texts."""
 
 import json
 import os
@@ -40,23 +40,23 @@ _LOG = logger("flwr")
 WORDS = {
     REFUSED: "the node takes no part",
     FAILED: "the node failed",
-}  # all that a server may read of either
+}  # all that a server may read of a refusal or a failure
 DECISIONS = "decisions.jsonl"
-SLACK = 300.0  # seconds by which a file may seem to be newer than now
+SLACK = 300.0  # seconds by which a file may appear newer than now
 
 
 @dataclass(frozen=True)
 class NodePolicy:
-    """A node's policy file.
+    """Policy file of a node.
 
     Attributes
     ----------
     path : Path
-        Of the file.
+        Path of the file.
     costs : Policy
-        What may be released, for the mod.
+        Policy of releases, for the mod.
     admission : Admission
-        What may run; its folders are absolute.
+        Table of what may run, with absolute folders.
     """
 
     path: Path
@@ -70,13 +70,13 @@ class NodePolicy:
         Raises
         ------
         FieldError
-            If it cannot be read, others can write it, or it has no table `[node]`.
+            If the file cannot be read, others can write it, or it has no table `[node]`.
         """
         file, writable = Path(path).resolve(), stat.S_IWGRP | stat.S_IWOTH
         require_private(file, writable, "policy")
         require_private(
             file.parent, writable, "policy's folder"
-        )  # who writes there replaces the file
+        )  # anybody who can write there can replace the file
         policy = read_policy(file)
         if policy is None or policy.node is None:
             raise FieldError(
@@ -92,7 +92,7 @@ class NodePolicy:
         return cls(file, replace(policy, node=None), rules)
 
     def clock(self) -> str:
-        """Say why the clock cannot be right, or "": a file of the node's own was written later than now."""
+        """Return the reason why the clock cannot be right: a file of the node was written later than now; else ""."""
         files = [self.path]
         for folder in self.folders():
             if folder.is_dir():
@@ -104,7 +104,7 @@ class NodePolicy:
         return f"the clock is {ahead:.0f} s behind {latest}: set it"
 
     def folders(self) -> list[Path]:
-        """Return the folders of the ledger and of its head, where the policy names them."""
+        """Return the folders of the ledger and of its head, if the policy names them."""
         return [
             Path(place)
             for place in (self.admission.ledger, self.admission.head)
@@ -113,12 +113,12 @@ class NodePolicy:
 
 
 def require_private(path: Path, closed: int, what: str) -> None:
-    """Refuse a file that is not there, belongs to another user, or is open to others in one of the ways `closed`.
+    """Refuse a file that is missing, belongs to another user, or is open to others in one of the ways `closed`.
 
     Raises
     ------
     FieldError
-        Naming `what` it is.
+        For such a file; the text names it by `what`.
     """
     try:
         about = path.stat()
@@ -134,22 +134,22 @@ def require_private(path: Path, closed: int, what: str) -> None:
 def answer(
     path: str | Path, message: Message, context: Context, run: Run, content: bytes
 ) -> Message:
-    """Answer a message of a run, whose app bundle has this content; nothing is raised.
+    """Answer a message of a run with this app bundle; nothing is raised.
 
     Parameters
     ----------
     path : str or Path
         The node's policy file.
     message, context, run
-        As the SuperNode hands them over. `context.state` is brought up to date.
+        Values from the SuperNode. `context.state` is updated.
     content : bytes
-        Of the bundle. It is hashed here; what the SuperLink says of its hash is not looked at.
+        Bytes of the bundle. They are hashed here; the hash from the SuperLink is ignored.
 
     Returns
     -------
     Message
-        Made by the privacy mod, or an error with one of `WORDS`. The reason is in the node's log alone, and in
-        `DECISIONS` beside the policy: a line of JSON for each message, with the rule that refused it. Where that line
+        Reply of the privacy mod, or an error with one of `WORDS`. The reason is only in the node's log and in
+        `DECISIONS` beside the policy: a line of JSON for each message, with the rule that refused it. If that line
         cannot be written, nothing leaves.
     """
     bundle, code = Bundle(content), FAILED
@@ -166,11 +166,11 @@ def answer(
             reason = str(error)
         except Exception as error:
             _LOG.error(f"{NOTHING}: it failed", exc_info=error)
-    if reason not in ("", CLIENT_FAILED, NO_PART):  # of these two the mod has logged why
+    if reason not in ("", CLIENT_FAILED, NO_PART):  # the mod has logged the reason of these two
         _LOG.error(f"{NOTHING}: %s", reason)
     code = REFUSED if code == REFUSED else FAILED
     said = {"verdict": "failed" if code == FAILED else "refused", "rule": "", "why": reason}
-    with suppress(OSError):  # nothing leaves in any case
+    with suppress(OSError):  # nothing leaves anyway
         _record(
             Path(path), message, run, bundle.sha256, {**decision, **said, **_refused_by(decision)}
         )
@@ -178,7 +178,7 @@ def answer(
 
 
 def _refused_by(decision: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a decision says of a refusal or failure; nothing of one that allowed what then failed."""
+    """Return the reason of a refusal or failure; empty if a decision allowed what then failed."""
     return decision if decision.get("verdict") in ("refused", "failed") else {}
 
 
@@ -247,7 +247,7 @@ def _answer(
 
 
 def own_client(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
-    """Load the operator's own client, and what its code says to the mod."""
+    """Load the operator's own client, and the options that its code gives to the mod."""
     with protected_outside() as calls:
         app = load_app(reference)
     if any(call != calls[0] for call in calls):
@@ -259,7 +259,7 @@ def own_client(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
 def _foreign(
     bundle: Bundle, node: NodePolicy, context: Context
 ) -> tuple[ClientAppCallable, dict[str, Any]]:
-    """Prepare the bundle's client, in a process of its own."""
+    """Prepare the bundle's client, which runs in its own process."""
     if not any("method" in keys for keys in privacy_keys(context)):
         accepted = "is in neither the node's configuration nor the run's, and what a bundle's code says (as "
         accepted += "privacy_mod(layout, method)) is not asked: write it into the SuperNode's --node-config, or let "
@@ -289,7 +289,7 @@ def private_folders(node: NodePolicy, config: Mapping[str, Any]) -> list[Path]:
 
 
 def _require_seen(config: Mapping[str, Any], hidden: Sequence[Path]) -> None:
-    """Refuse data of a bundle's code in a folder that it sees empty: each of its answers would be a zero update."""
+    """Refuse data of a bundle's code in a hidden folder, as each of its answers would be a zero update."""
     for key, value in config.items():
         if key.startswith(PREFIX) or not isinstance(value, str) or os.sep not in value:
             continue
@@ -302,7 +302,7 @@ def _require_seen(config: Mapping[str, Any], hidden: Sequence[Path]) -> None:
 
 
 def _layout_of(content: RecordDict) -> Layout:
-    """Read off a request what it shares, all of which is protected: no word of the app's could tell something by it."""
+    """Return the layout of a request's arrays, all of which is protected, so that no word of the app can leak something."""
     arrays = content.get(ARRAYS)
     if HELLO in content or not isinstance(arrays, ArrayRecord):
         return Layout.from_shapes({"greeting": (1,)})

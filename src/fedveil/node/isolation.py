@@ -1,10 +1,10 @@
-"""Take network, disk and other processes from a bundle's own code (Linux, user namespaces, no privileges).
+"""Isolation of a bundle's own code from network, disk and other processes (Linux, user namespaces, no privileges).
 
-It gets a network without interfaces, sees every file system read-only but for folders in memory, the folders of the
-node's ledgers, heads, keys and policy empty, no disk itself, no socket that was bound to a file before, as far as the
-node's network lists them, and no process but its own, which all end with the first. System calls that reach others are
-refused (`calls`). What is left to it: time, memory and processor, reading what else the node's user reads, and what
-docs/foreign-code.md lists with its bandwidth.
+The code has a network without interfaces. It sees every file system read-only, except folders in memory, and the
+folders of the node's ledgers, heads, keys and policy as empty. It sees no disk devices, no socket that was bound to a
+file before (as far as the node's network lists them), and only its own processes, which all end with the first. System
+calls that reach others are refused (`calls`). Left to it are time, memory and processor, reading what else the node's
+user can read, and the channels in docs/foreign-code.md.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ _INSIDE = 1000  # any user but 0, so that the next program has no capabilities
 _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")
 _OF_OTHERS = ("locks", "keys", "key-users")  # in /proc: who holds which lock and key
 _NOTHING = 1 | _NO_SUID | _NO_DEVICES | _NO_PROGRAMS  # a mount that is read-only
-MOST_TASKS = 4096  # of one message: processes and threads; the machine has 32,768 and more
+MOST_TASKS = 4096  # most processes and threads of one message; the machine has 32,768 and more
 # Of a core dump, Linux hands the whole memory to a pattern that is a pipe, under a limit of 0 too; 1 is its own mark of
 # a process that is not to be dumped, and less than the smallest file (core(5); do_coredump in fs/coredump.c).
 # Memory that is held, queues and waiting signals are counted for each user: what one process takes, others lack.
@@ -56,16 +56,17 @@ class _MountAttributes(ctypes.Structure):
 
 
 def isolate(folder: Path, hidden: Sequence[Path] = ()) -> None:
-    """Go on in a process that is isolated, and so whatever program it becomes; `folder` stays writable.
+    """Continue in an isolated process, which stays isolated whatever program it becomes; `folder` stays writable.
 
-    The caller, which must have one thread, waits for it and ends with its code: what it leaves behind is ended before.
+    The caller must have one thread. It waits for the process, ends all processes that this one leaves behind, and exits
+    with its code.
 
     Parameters
     ----------
     folder : Path
-        Its own, in memory.
+        Folder of the process, in memory.
     hidden : sequence of Path
-        Folders that it sees empty.
+        Folders that the process sees as empty.
 
     Raises
     ------
@@ -80,7 +81,7 @@ def isolate(folder: Path, hidden: Sequence[Path] = ()) -> None:
 
     Path("/proc/self/oom_score_adj").write_text(
         "1000", encoding="ascii"
-    )  # the first to go where memory ends
+    )  # killed first if memory runs out
     listed = os.fsdecode(
         Path("/proc/net/unix").read_bytes()
     ).splitlines()  # of the network that is left
@@ -144,7 +145,7 @@ def _opens_more(place: str) -> bool:
 
 
 def _set_limits() -> None:
-    """Lower what one message may take of what all of a user's processes share; nothing raises it again."""
+    """Lower one message's limits on resources that all processes of a user share; nothing raises them again."""
     import resource  # there is none on Windows
 
     for name, most in _LIMITS.items():
@@ -155,7 +156,7 @@ def _set_limits() -> None:
 
 
 def _wait_for_child() -> None:
-    """Return in a child that ends with this process, which waits for it and ends with its code."""
+    """Return in a child process that ends with this one; this process waits for it and exits with its code."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -165,25 +166,25 @@ def _wait_for_child() -> None:
             os._exit(1)
         return
     ended, status = os.wait()
-    while ended != child:  # orphans come to the first process of a namespace
+    while ended != child:  # orphans are passed to the first process of a namespace
         ended, status = os.wait()
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
 
 def end_with_parent() -> None:
-    """Have this process killed when the one that started it ends."""
+    """Have this process killed when the process that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, 9, 0, 0, 0)
 
 
 def require_hidden(folders: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the folders that a bundle's code will see empty, as they really lie, the outer ones alone.
+    """Return the real paths of the folders that a bundle's code will see as empty, without folders inside others.
 
     Raises
     ------
     FieldError
-        If one of them holds what Python itself is read from.
+        If one of them contains files of Python itself.
     """
     real = sorted({folder.resolve() for folder in folders if folder.is_dir()})
     needed = {
@@ -205,17 +206,17 @@ def require_hidden(folders: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def require_isolation(folder: Path, hidden: Sequence[Path] = ()) -> None:
-    """Refuse where a process cannot be isolated, before there is anything to isolate.
+    """Refuse in advance if a process cannot be isolated on this machine.
 
     Parameters
     ----------
     folder, hidden
-        As for `isolate`.
+        As in `isolate`.
 
     Raises
     ------
     FedVeilError
-        With the reason.
+        For such a machine, with the reason.
     """
     command = [sys.executable, "-P", "-m", "fedveil.node.isolation", str(folder), *map(str, hidden)]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,7 +1,7 @@
-"""The startup kit of a FLARE site, read field by field: what binds a job there, and what does not.
+"""Startup kit of a FLARE site, read field by field: what restricts a job there, and what does not.
 
-Three files of the kit's folder ``local`` decide: ``privacy.json``, ``resources.json`` and ``authorization.json``. Where
-one is missing FLARE reads its ``.default``. Nothing is written, and no job is started.
+Three files of the kit's folder ``local`` decide: ``privacy.json``, ``resources.json`` and ``authorization.json``. If
+one is missing, FLARE reads its ``.default``. Nothing is written, and no job is started.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ def is_kit(folder: str | Path) -> bool:
 
 
 def check_kit(folder: str | Path) -> list[Binding]:
-    """Look at what protects a FLARE site, and at what a job could do beside it."""
+    """Return findings on a FLARE site's protection, and on what a job could do beside it."""
     local = Path(folder).resolve() / "local"
     findings: list[Binding] = []
     for name, look in (
@@ -60,7 +60,7 @@ def check_kit(folder: str | Path) -> list[Binding]:
 
 
 def _read(local: Path, name: str) -> dict[str, Any]:
-    """A file of the kit, or its default."""
+    """Return a file of the kit, or its default."""
     for file in (local / name, local / f"{name}.default"):
         if file.exists():
             try:
@@ -114,7 +114,7 @@ def _of_scopes(scopes: list[SiteScope], default: Any) -> Iterator[Binding]:
 
 
 def _of_filter(arguments: Mapping[str, Any]) -> Iterator[Binding]:
-    """What the filter itself says of its arguments, and its ledger."""
+    """Yield findings on the filter's arguments, as the filter itself judges them, and on its ledger."""
     from fedveil.engines.nvflare.filters import PrivacyFilter  # needs FLARE, as the site does
 
     what = "privacy.json PrivacyFilter"
@@ -231,7 +231,7 @@ def _listed(path: str, listed: list[Any]) -> bool:
 
 
 def _of_rights(values: Mapping[str, Any]) -> Iterator[Binding]:
-    """Who may bring code: no filter holds code that runs at a site."""
+    """Yield findings on who may bring code, as no filter can restrict code at a site."""
     roles = values.get("permissions")
     if not isinstance(roles, Mapping):
         raise FieldError("authorization.json permissions", roles, "must be a table of roles")

@@ -1,7 +1,8 @@
-"""The command that runs in the place of Flower's ``flwr-clientapp`` (and refuses in that of its other task commands).
+"""Command in place of Flower's ``flwr-clientapp``; in place of Flower's other task commands it refuses.
 
-Flower's SuperExec starts it for one message, by name. It takes the message from the SuperNode, has `guard.answer` make
-the reply, and hands that back. It installs nothing, sends no log, and what fails before there is a reply sends nothing.
+Flower's SuperExec starts it by name for one message. It takes the message from the SuperNode, gets the reply from
+`guard.answer`, and returns that. It installs nothing and sends no log. After a failure before the reply it sends
+nothing.
 """
 
 import os
@@ -17,8 +18,8 @@ from fedveil.logs import logger
 _LOG = logger("flwr")
 CLIENT = "flwr-clientapp"
 OTHERS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
-LOOK = 1.0  # seconds between two looks at whether the process that started this one lives
-REPLIES = (CLIENT, "flwr-agentapp")  # kinds of task that a message of the SuperLink waits for
+LOOK = 1.0  # seconds between two checks that the process that started this one is alive
+REPLIES = (CLIENT, "flwr-agentapp")  # kinds of task for which a message of the SuperLink waits
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,15 +41,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def end_with_starter() -> None:
-    """End this process soon after the one that started it has ended, however that ended."""
+    """End this process soon after the process that started it has ended, for whatever reason."""
     starter = os.getppid()
 
     def watch() -> None:
         while os.getppid() == starter:
             time.sleep(LOOK)
-        os._exit(
-            1
-        )  # whatever is under way: a ledger's line is on the disk before anything is handed over
+        os._exit(1)  # at any time, as a ledger's line is on the disk before a release leaves
 
     if os.name == "posix":
         Thread(target=watch, daemon=True).start()

@@ -1,7 +1,7 @@
-"""One step of an operator's own training on the site's own data, for the operator's eyes: nothing is released.
+"""Rehearsal: one step of an operator's own training on the site's own data, for the operator only; nothing is released.
 
-The mod of a node that is asked protects zeros where training fails, so that a server cannot tell. An operator should:
-here the code runs as it would, what it answers is looked at and dropped, and no ledger is opened.
+In a run the mod answers a training failure with protected zeros, which a server cannot notice. An operator should
+notice it. Here the code runs as in a run, its answer is checked and dropped, and no ledger is opened.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,23 +31,23 @@ NAMED = 6  # entries of a model that are listed by name
 
 
 def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """Have the operator's own client train once; return what came of it, in words.
+    """Let the operator's own client train once, and describe the result in words.
 
     Parameters
     ----------
     policy : Path
         The node's policy file.
     config : mapping
-        Of the node, as the SuperNode's ``--node-config`` has it.
+        Configuration of the node, as in the SuperNode's ``--node-config``.
     told : mapping
-        What a server's messages would tell in their config, such as a learning rate.
+        Values that a server's messages would have in their config, such as a learning rate.
 
     Raises
     ------
     FieldError
-        If there is no client of the operator's own, or it does not say what the model shares.
+        If there is no client of the operator's own, or it names no layout.
     FedVeilError
-        If its training raises, or answers with what cannot be protected.
+        If its training raises, or its answer cannot be protected.
     """
     reference = NodePolicy.read(policy).admission.client
     if reference is None:
@@ -132,7 +132,7 @@ def _method_of(given: Any, context: Context) -> Method:
 
 
 def _made_up(layout: Layout, method: Method) -> Broadcast:
-    """Make a broadcast of small random models."""
+    """Return a broadcast of small random models."""
     generator = torch.Generator().manual_seed(0)
     models = torch.randn(method.server.hypotheses, layout.size, generator=generator) * SPREAD
     public = PublicFacts(round=1, rounds=method.planned or 1, cohort=2, dimension=layout.size)
@@ -140,7 +140,7 @@ def _made_up(layout: Layout, method: Method) -> Broadcast:
 
 
 def _looked_at(content: RecordDict, layout: Layout, broadcast: Broadcast) -> str:
-    """Describe an answer, refusing one of which nothing but zeros would leave."""
+    """Describe an answer, and refuse one from which only zeros would leave."""
     total = records.read_sum(content)
     if total:
         return f"trained: the sum of one step, {total[0].value.numel()} numbers. Nothing left, nothing was charged"

@@ -1,4 +1,4 @@
-"""A node's folder: its policy, its ledger, and the commands that Flower starts in the place of its own."""
+"""Folder of a node: its policy, its ledger, and the commands that Flower starts in place of its own."""
 
 import json
 import os
@@ -34,14 +34,14 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
     Parameters
     ----------
     folder : str or Path
-        New, or without a policy.
+        New folder, or one without a policy.
     head, dataset, by
-        As for `begin_ledger`.
+        As in `begin_ledger`.
 
     Raises
     ------
     FieldError
-        If there is a policy or a ledger.
+        If there is already a policy or a ledger.
     """
     site = Path(folder).resolve()
     policy = site / POLICY
@@ -61,7 +61,7 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
 
 
 def write_commands(site: Path) -> None:
-    """Write the commands that Flower starts by name; anew after FedVeil or Python moved."""
+    """Write the commands that Flower starts by name; again after FedVeil or Python moved."""
     private_folder(site / BIN)
     for name in (CLIENT, *OTHERS):
         words = (sys.executable, "-P", "-m", "fedveil.node.launch", str(site / POLICY), name)
@@ -71,7 +71,7 @@ def write_commands(site: Path) -> None:
 
 
 def environment(site: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Make the environment of whatever starts tasks: our commands stand before Flower's, whatever PATH was."""
+    """Return the environment of processes that start tasks, in which our commands come before Flower's."""
     path = os.pathsep.join(
         [str(site / BIN), str(Path(sys.executable).parent), given.get("PATH", os.defpath)]
     )
@@ -84,7 +84,7 @@ def start(folder: str | Path, command: Sequence[str]) -> None:
     Raises
     ------
     FedVeilError
-        If the policy cannot be used, the command is not there, or it runs for this node already.
+        If the policy cannot be used, the command does not exist, or it already runs for this node.
     """
     site = Path(folder).resolve()
     NodePolicy.read(site / POLICY)
@@ -105,7 +105,7 @@ def start(folder: str | Path, command: Sequence[str]) -> None:
 
 
 def check_site(folder: str | Path) -> list[Binding]:
-    """Look at everything that the policy's force depends on and that can be seen from here; nothing is written."""
+    """Return findings on everything visible on which the policy's enforcement depends; nothing is written."""
     site = Path(folder).resolve()
     try:
         node = NodePolicy.read(site / POLICY)
@@ -128,9 +128,9 @@ def rehearsed(folder: str | Path, node_config: str, train_config: str) -> Bindin
     Parameters
     ----------
     folder : str or Path
-        Of the node.
+        Folder of the node.
     node_config, train_config : str
-        ``"partition-id=0 data='/srv/ward.csv'"``: of the node, and what a server's messages tell.
+        Text such as ``"partition-id=0 data='/srv/ward.csv'"``: configuration of the node, and of a server's messages.
     """
     from fedveil.node.rehearsal import rehearse
 
@@ -142,7 +142,7 @@ def rehearsed(folder: str | Path, node_config: str, train_config: str) -> Bindin
 
 
 def _pairs(option: str, text: str) -> dict[str, Any]:
-    """Read the values of ``key=value`` pairs, each as TOML has it."""
+    """Read the values of ``key=value`` pairs, each in TOML's form."""
     values: dict[str, Any] = {}
     for pair in shlex.split(text, posix=False):
         name, _, value = pair.partition("=")

@@ -1,6 +1,6 @@
-"""The process in which a bundle's own code runs: it gets one message, and what it answers is raw.
+"""Process in which a bundle's own code runs: it gets one message, and gives an unprotected answer.
 
-What leaves the node is made of it by the mod, in the process that started this one.
+The mod makes the reply from it, in the process that started this one.
 """
 
 import json
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _LOG = logger("flwr")
 _MODULE = "fedveil.node.worker"
-LARGEST_ANSWER = 1 << 28  # bytes, beyond twice the question
-LONGEST_WORDS, MOST_LINES = 1 << 14, 100  # of what the app printed, at its end
+LARGEST_ANSWER = 1 << 28  # bytes in addition to twice the question
+LONGEST_WORDS, MOST_LINES = 1 << 14, 100  # limits on what the app printed, counted from its end
 WORDS = "the app's own words"
 
 
@@ -39,7 +39,7 @@ def load_app(reference: str) -> Any:
     Raises
     ------
     FieldError
-        If there is none.
+        If there is no such app.
     """
     from flwr.clientapp import ClientApp
 
@@ -53,18 +53,18 @@ def load_app(reference: str) -> Any:
 
 
 class Worker:
-    """Runs a bundle's client in a process of its own, once.
+    """Callable that runs a bundle's client once, in its own process.
 
     Parameters
     ----------
     bundle : Bundle
-        Its bytes go to the process by a pipe.
+        Bundle, whose bytes go to the process by a pipe.
     isolated : bool
-        Whether to take network and disk from it.
+        Whether the process has no network and no disk.
     seconds : float, optional
-        After which it is ended.
+        Seconds after which the process is ended.
     hidden : sequence of Path
-        Folders that it sees empty, where it is isolated.
+        Folders that it sees as empty if it is isolated.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Worker:
                 require_isolation(Path(folder), self._hidden)
 
     def __call__(self, message: "Message", context: "Context") -> "Message":
-        """Answer a message as the app does; the app's own state goes into the context."""
+        """Return the app's answer to a message; the app's own state goes into the context."""
         from flwr.app import Message
         from flwr.common.serde import recorddict_from_proto
         from flwr.proto.recorddict_pb2 import RecordDict as Proto
@@ -121,9 +121,7 @@ class Worker:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             for reader in readers:
-                reader.join(
-                    5
-                )  # processes that code with foreign = "open" left behind hold the pipes
+                reader.join(5)  # processes left behind by code with foreign = "open" hold the pipes
             _log_words(bytes(words))
         if child.returncode != 0:
             raise FedVeilError(
@@ -134,7 +132,7 @@ class Worker:
 
 
 def _keep_end(stream: BufferedReader, held: bytearray, most: int) -> None:
-    """Read a pipe to its end; so many of its last bytes are kept."""
+    """Read a pipe to its end, and keep only its last bytes."""
     part = stream.read1(1 << 16)
     while part:
         held += part
@@ -143,7 +141,7 @@ def _keep_end(stream: BufferedReader, held: bytearray, most: int) -> None:
 
 
 def _log_words(words: bytes) -> None:
-    """Write what an app printed into the node's log: each line marked, and nothing that moves a terminal."""
+    """Write what an app printed into the node's log, each line marked and without terminal control characters."""
     for line in words.decode(errors="replace").splitlines()[-MOST_LINES:]:
         _LOG.warning("%s: %s", WORDS, line)
 
@@ -186,18 +184,18 @@ def _unpacked(data: bytes, count: int) -> list[bytes]:
 
 
 def main(folder: str, *options: str) -> None:
-    """Isolate, become a program without capabilities, and answer what stands on standard input."""
+    """Isolate, become a program without capabilities, and answer the message on standard input."""
     end_with_parent()
     if options[:1] == ("--isolate",):
         isolate(Path(folder), [Path(place) for place in options[1:]])
         os.execv(sys.executable, [sys.executable, "-P", "-m", _MODULE, folder])
     answers = os.dup(1)
-    os.dup2(2, 1)  # what the app prints is for the node's log
+    os.dup2(2, 1)  # output of the app goes to the node's log
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     frames = _unpacked(sys.stdin.buffer.read(), 3)
     with os.fdopen(answers, "wb") as stream:
         stream.write(_framed(*_answer(frames, folder)))
-    os._exit(0)  # whatever threads the app left
+    os._exit(0)  # whatever threads the app left running
 
 
 def _answer(frames: list[bytes], folder: str) -> tuple[bytes, bytes]:
