@@ -35,10 +35,8 @@ def digits() -> tuple[Tensor, Tensor]:
     return x[order], torch.from_numpy(raw.target).long()[order]
 
 
-def trained(
-    x: Tensor, y: Tensor, deviation: float, clip: float, rate: float
-) -> tuple[float, float]:
-    """Train a linear layer by full-batch steps; return accuracy and loss on what is held out.
+def stepped(x: Tensor, y: Tensor, deviation: float, clip: float, rate: float, steps: int) -> Tensor:
+    """Train a linear layer by noisy full-batch steps; return its weights [10, F + 1], the bias last.
 
     Parameters
     ----------
@@ -50,20 +48,28 @@ def trained(
         Largest length of an example's gradient; infinite without privacy.
     rate : float
         Learning rate.
+    steps : int
+        Number of steps.
     """
     draw = torch.Generator().manual_seed(0)
-    ones = torch.ones(len(x), 1)
-    inputs = torch.cat([x, ones], dim=1)
-    train, target = inputs[:TRAINED], F.one_hot(y[:TRAINED], 10).float()
+    train, target = F.pad(x, (0, 1), value=1.0), F.one_hot(y, 10).float()
     lengths = train.norm(dim=1)
-    weights, velocity = torch.zeros(10, inputs.shape[1]), torch.zeros(10, inputs.shape[1])
-    for _ in range(ROUNDS):
+    weights, velocity = torch.zeros(10, train.shape[1]), torch.zeros(10, train.shape[1])
+    for _ in range(steps):
         error = (train @ weights.T).softmax(1) - target
         scale = (clip / (error.norm(dim=1) * lengths).clamp(min=1e-12)).clamp(max=1.0)
-        mean = (error * scale[:, None]).T @ train / TRAINED
+        mean = (error * scale[:, None]).T @ train / len(train)
         velocity = MOMENTUM * velocity + mean + deviation * torch.randn(mean.shape, generator=draw)
         weights = weights - rate * velocity
-    outputs, held = inputs[TRAINED:] @ weights.T, y[TRAINED:]
+    return weights
+
+
+def trained(
+    x: Tensor, y: Tensor, deviation: float, clip: float, rate: float
+) -> tuple[float, float]:
+    """Train on the first digits, as `stepped` does; return accuracy and loss on those that are held out."""
+    weights = stepped(x[:TRAINED], y[:TRAINED], deviation, clip, rate, ROUNDS)
+    outputs, held = F.pad(x[TRAINED:], (0, 1), value=1.0) @ weights.T, y[TRAINED:]
     accuracy = float((outputs.argmax(1) == held).double().mean())
     return accuracy, float(F.cross_entropy(outputs, held))
 
