@@ -1,5 +1,7 @@
 """The front page and the pages it leads to: blocks run as they stand, commands exist, links lead somewhere."""
 
+import csv
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from fedveil.cli import app
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 DOCS = README.parent / "docs"
+STUDY = README.parent / "studies" / "src" / "fedveil_studies" / "published"
 PAGES = [README, *(DOCS / f"{name}.md" for name in ("python", "flower", "commands", "guarantees"))]
 COMMANDS = [
     x for x in (DOCS / "commands.md").read_text().splitlines() if x.startswith("    fedveil ")
@@ -80,4 +83,51 @@ def test_links_lead_somewhere(page, link):
 
 
 def test_the_front_page_stays_short():
-    assert len(README.read_text().splitlines()) < 120
+    assert len(README.read_text().splitlines()) <= 100
+
+
+def rows_under(heading):
+    """Return the cells of the rows of the front page's table that follows a column of this name."""
+    table = README.read_text().partition(f"| {heading}")[2].split("\n\n")[0].splitlines()[2:]
+    return {
+        cells[0]: cells[1:] for cells in ([c.strip() for c in x.split("|")[1:-1]] for x in table)
+    }
+
+
+def of_file(table):
+    """Return the values of a published table's file, by row and setting."""
+    path = README.parent / "results" / "published" / "hospitals" / f"table-{table}.json"
+    rows = json.loads(path.read_text())["rows"]
+    return {(r["row"], r["setting"], r["figure"]): r["value"] for r in rows}
+
+
+@pytest.mark.skipif(
+    not (README.parent / "results").is_dir(), reason="results/ are the repository's"
+)
+def test_the_hospitals_of_the_front_page_stand_in_their_files():
+    found = rows_under("total epsilon of one patient (delta 1e-4)")
+    ours = of_file("heart")
+    published = csv.DictReader((STUDY / "published.csv").open())
+    theirs = {p["row"]: float(p["value"]) for p in published if p["table"] == "heart"}
+    assert len(found) == 4
+    for shown, (flamby, alone, together) in found.items():
+        [row] = {r for r, _, _ in ours if r.split(" ")[0] == shown.split(",")[0]}
+        settings = ("vanilla", "vanilla") if row == "none" else ("alone", "sum")
+        assert flamby == (f"{theirs[row]:.3f}".lstrip("0") if row in theirs else "")
+        for value, setting in zip((alone, together), settings, strict=True):
+            assert value == f"{ours[row, setting, 'accuracy']:.3f}".lstrip("0")
+
+
+@pytest.mark.skipif(
+    not (README.parent / "results").is_dir(), reason="results/ are the repository's"
+)
+def test_the_stays_of_the_front_page_stand_in_their_file():
+    found, ours = rows_under("total epsilon of one patient (delta 1e-5)"), of_file("stays")
+    assert len(found) == 3
+    for epsilon, shown in found.items():
+        places = [
+            (f"{kind}, {epsilon}", setting, "auc")
+            for kind in ("person level", "record level by group of 5")
+            for setting in ("sum", "alone")
+        ]
+        assert shown == [f"{ours[place]:.3f}".lstrip("0") for place in places]

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedveil.cli import app
+from fedveil.data.sets import find
 from fedveil_lab.runs import Summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +88,21 @@ def test_the_tutorial_runs_as_it_stands(empty, capsys):
     python = capsys.readouterr().out
     assert "epsilon 8" in python
     assert "promised: formal eps=8" in python
+
+
+@pytest.mark.data
+def test_the_real_hospitals_of_the_tutorial(empty):
+    if find("heart_disease_uci_4_centres.csv") is None:
+        pytest.skip("the heart patients are not here")
+    page = PAGE.read_text()
+    [command] = re.findall(r"^    fedveil (run fed-heart .*)$", page, re.MULTILINE)
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output
+    summary = Summary.read(empty / "runs" / "hearts").values
+    [stated] = re.findall(r"is right about (\.\d+) of those held out", page)
+    assert summary["metrics"]["accuracy"] == pytest.approx(float(stated), abs=5.1e-3)
+    [promise] = {round(one["epsilon"], 3) for one in summary["guarantees"].values()}
+    assert promise == 8.0
 
 
 @pytest.mark.parametrize(

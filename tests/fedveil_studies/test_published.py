@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from importlib import resources
 from pathlib import Path
@@ -24,6 +25,8 @@ from fedveil_studies.data import heart
 from fedveil_studies.data.heart import KEPT, NEEDED, SCALES, load_fed_heart
 from fedveil_studies.frame import Choices, Reproduction
 from fedveil_studies.published import nearest_level, study
+from fedveil_studies.published.choosing import stepped
+from fedveil_studies.published.losing import features
 from fedveil_studies.published.theirs import (
     ACCOUNTANTS,
     LINES,
@@ -185,6 +188,31 @@ def test_three_on_mnist_needs_batches_that_were_sampled(line, uses_of_mu, poisso
     mu = uses_of_mu**0.5
     assert found["proven"] == pytest.approx(gdp.epsilon_of_mu(mu, 1e-5), rel=1e-3)
     assert found["if Poisson"] < poisson_at_most < 3 * poisson_at_most < found["proven"]
+
+
+def test_a_step_on_digits_by_hand():
+    """One example [3, 4] of class 2 and a zero start: the error is .1 everywhere but -.9, times [3, 4, 1]."""
+    x, y = torch.tensor([[3.0, 4.0]]), torch.tensor([2])
+    plain = stepped(x, y, 0.0, math.inf, 2.0, 1)
+    assert plain[2].tolist() == pytest.approx([5.4, 7.2, 1.8])
+    assert plain[0].tolist() == pytest.approx([-0.6, -0.8, -0.2])
+    clipped = stepped(x, y, 0.0, 0.5, 1.0, 1)
+    assert float(clipped.norm()) == pytest.approx(0.5)
+    torch.testing.assert_close(clipped / clipped.norm(), plain / plain.norm())
+    twice = stepped(x, y, 0.0, 1e-4, 1.0, 2)  # the second step has .9 of the first one more
+    assert float(twice.norm()) == pytest.approx(2.9e-4, rel=1e-3)
+    noisy = stepped(torch.zeros(1, 2999), torch.tensor([0]), 0.1, 1.0, 1.0, 1)[:, :2999]
+    assert float(noisy.std()) == pytest.approx(0.1, rel=0.03)
+
+
+def test_features_are_standardised_by_image_and_group_alone():
+    maps = torch.rand(3, 81, 7, 7, generator=torch.Generator().manual_seed(0))
+    whole = features(maps, 3969, 27)
+    torch.testing.assert_close(whole.norm(dim=1), torch.ones(3))
+    group = whole.view(3, 27, 147)
+    torch.testing.assert_close(group.mean(2), torch.zeros(3, 27), atol=1e-6, rtol=0)
+    torch.testing.assert_close(features(maps[:1] * 5, 3969, 27), whole[:1], atol=1e-5, rtol=1e-4)
+    assert features(maps, 512, 81).shape == (3, 512)
 
 
 def test_what_a_promise_costs_flamby():
