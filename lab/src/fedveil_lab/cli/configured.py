@@ -1,4 +1,4 @@
-"""What `fedveil plan CONFIG` and `fedveil advise CONFIG` say: the library's commands ask here for a configuration."""
+"""`fedveil plan CONFIG` and `fedveil advise CONFIG`: the library's commands ask this module about a configuration."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ def planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def advised(config: str, target: Mapping[str, Any]) -> None:
-    """Say what an experiment's run promises, and rank what else reaches its epsilon or the one asked for."""
+    """Print what an experiment's run promises, and rank other ways to its epsilon or to the target."""
     from fedveil.accounting import VACUOUS
     from fedveil_lab.config import load
     from fedveil_lab.report.planning import promise_table
@@ -80,7 +80,7 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
 
 
 def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
-    """Advise on public examples with labels; `begun`: whether training begins with their model."""
+    """Advise on public labelled examples; `begun` says whether training begins with a model of these examples."""
     if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
         return "nothing above leaves much to learn: take the model of the public examples alone; it protects everybody"
     start = (

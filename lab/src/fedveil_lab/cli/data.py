@@ -1,4 +1,4 @@
-"""`fedveil data`: what there is, how to prepare it, who holds what; `fedveil apply`: what a model finds on pages."""
+"""`fedveil data`: list, prepare and show data sets; `fedveil apply`: mark what a model finds on pages."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,7 +114,7 @@ def data_forge(
 
 
 def _configuration(what: str, assignments: list[str], seed: int | None) -> "Config":
-    """That of a file or preset; or of a data set, dealt out to its natural clients or to ten."""
+    """Make the configuration of a file or preset; a data set's name is dealt out to its natural clients, or to ten."""
     from fedveil.data import SOURCES
     from fedveil.errors import FieldError, nearest
     from fedveil_lab.config import load, parse, presets

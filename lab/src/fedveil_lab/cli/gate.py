@@ -1,4 +1,4 @@
-"""The gate of a comparison on the command line: declared before, said and counted as an exit code after."""
+"""The gate of a comparison on the command line: declared beforehand, and afterwards printed and turned into an exit code."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ SHUT = 6
 
 
 def gate_of(file: Path | None, config: "Config", folder: Path) -> "Gate | None":
-    """The gate that was asked for; a folder that has one is not gone on with without it."""
+    """Read the requested gate; a folder that has one does not continue without it."""
     from fedveil.errors import FieldError
     from fedveil_lab.grid.gate import GATE, Gate
 
@@ -26,7 +26,7 @@ def gate_of(file: Path | None, config: "Config", folder: Path) -> "Gate | None":
 
 
 def through(passed: "Passed", folder: Path) -> None:
-    """Write and say what came of it; exit code 6 if anything failed."""
+    """Write and print the gate's result; exit with code 6 if a setting failed."""
     from fedveil.tables import Table
 
     passed.keep(folder)

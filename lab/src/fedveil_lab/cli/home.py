@@ -195,7 +195,7 @@ def threshold(
 
 
 def _code_of(run: Path, network: str, known: bool = False) -> str | None:
-    """The place of a network of one's own: a run's folder is trusted with it as by `fedveil run`, an export is not."""
+    """Return where a user's network lies: a run's folder is trusted with it, as by `fedveil run`; an export is not."""
     from fedveil.files import CONFIG
     from fedveil.learning import MODELS
 

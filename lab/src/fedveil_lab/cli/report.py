@@ -1,4 +1,4 @@
-"""`fedveil report`: a page to sign, its check elsewhere, and what is used of budgets."""
+"""`fedveil report`: write a page to sign, check one elsewhere, or print what is used of budgets."""
 
 from pathlib import Path
 from typing import Annotated

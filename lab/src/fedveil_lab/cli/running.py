@@ -112,7 +112,7 @@ def _asked_positive(names: Sequence[str]) -> str:
 
 
 def _asked(option: str, question: str, default: Any = None) -> Any:
-    """What a person answers, in the default's type; without one the option is named."""
+    """Ask a person, and return the answer in the default's type; without a terminal, refuse and name the option."""
     try:
         return typer.prompt(question, default=default)
     except typer.Abort:

@@ -90,7 +90,7 @@ Executor = Annotated[
 
 
 def console_for() -> "Console":
-    """The terminal, or a page as wide as it takes when output goes elsewhere; silent, or stderr, if asked for."""
+    """Make the console: a terminal, or elsewhere a page as wide as its text; silent, or on stderr, if the options say so."""
     from rich.console import Console
 
     chosen = Console(quiet=OUTPUT.quiet, stderr=OUTPUT.json)
@@ -102,14 +102,14 @@ def console_for() -> "Console":
 
 
 def executor_of(name: str) -> "Factory | None":
-    """The function that makes the executor of that name."""
+    """Return the factory of the named executor."""
     from fedveil_lab.grid.jobs import EXECUTORS
 
     return EXECUTORS.find(name) if name else None
 
 
 def folder_of(config: str, name: str) -> Path:
-    """The folder that was named as the configuration, or runs/<name>."""
+    """Return the named folder where the configuration is one, else runs/<name>."""
     from fedveil.files import CONFIG
 
     path = Path(config)
@@ -124,7 +124,7 @@ def numbered(path: Path) -> Iterator[Path]:
 
 
 def fresh(path: Path) -> Path:
-    """The first of path, path-2, path-3, ... that holds nothing."""
+    """Return the first of path, path-2, path-3, ... that holds nothing."""
     return next(
         one
         for one in numbered(path)
@@ -133,6 +133,6 @@ def fresh(path: Path) -> Path:
 
 
 def fresh_file(path: Path) -> Path:
-    """The first of path, path-2, ... (before its ending) that does not exist."""
+    """Return the first of path, path-2, ... (the number before the ending) that does not exist."""
     named = (one.with_suffix(path.suffix) for one in numbered(path.with_suffix("")))
     return next(one for one in named if not one.exists())

@@ -1,4 +1,4 @@
-"""Is an epsilon true: `fedveil verify` on scores, mechanisms and apps of anybody, and on FedVeil's own methods."""
+"""`fedveil verify`: test whether an epsilon is true, on scores, mechanisms and apps of anybody and on FedVeil's own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +116,7 @@ def verify(
 
 
 def _own_methods() -> Callable[[int, int, Path | None], None]:
-    """What plays FedVeil's own methods: runs, canaries, folder.
+    """Return the function that plays FedVeil's own methods; it takes runs, canaries and a folder.
 
     It is an entry point of the group `fedveil.verify`, under the name `own-methods`.
 
@@ -272,7 +272,7 @@ def _played(
 
 
 def _require_page(page: Path) -> None:
-    """Refuse a name that is no page's, before anything is run."""
+    """Refuse a page's name with another ending, before anything is run."""
     from fedveil_lab.report.verdict_page import require_page
 
     require_page(page)

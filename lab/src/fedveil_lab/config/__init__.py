@@ -1,4 +1,4 @@
-"""Configuration: everything that may stand in an experiment's TOML file, presets, and the settings of a comparison."""
+"""Configuration: everything that an experiment's TOML file may hold, presets, and the settings of a comparison."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The table ``[malicious]``: who spoils the model, and how."""
+"""The table ``[malicious]``: which clients spoil the model, and how."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -51,7 +51,7 @@ class Behaving(OpenSection):
         Parameters
         ----------
         names : sequence of str
-            Of the classes, or empty.
+            Names of the classes, or empty.
         known : mapping
             Values of the run, by the behaviour's parameter; those that it does not take are left out.
         """
@@ -169,15 +169,15 @@ class Malicious(Behaving):
         Parameters
         ----------
         classes : int
-            Of the set; 0 if it has none.
+            Number of the set's classes; 0 if it has none.
         names : sequence of str
-            Theirs, or empty.
+            Names of the classes, or empty.
         seed : int
-            Of the run.
+            The run's seed.
         rule : Aggregator or None
-            The server's.
+            The server's rule.
         clip : float or None
-            The method's, for a behaviour that needs one and is given none.
+            The method's clip, for a behaviour that needs one and is given none.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What `fedveil init` reads off the columns of a table: what is an input, of which range or texts, and what is none."""
+"""What `fedveil init` reads off the columns of a table: which are inputs, and their ranges or texts."""
 
 import math
 import re
@@ -35,7 +35,7 @@ class TableReading:
     Attributes
     ----------
     about : mapping
-        ``[data]``.
+        The table ``[data]``.
     left_out : mapping of str to str
         Columns that are no inputs, each with its kind: "site", "person", "id", "counter", "date", "texts", "codes",
         "objects", "index" or "empty".
@@ -59,7 +59,7 @@ def read_columns(
     thousands: str = "",
     encoding: str = "",
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """``[data]`` of a table; and by column what it is, if it is no input.
+    """Make ``[data]`` of a table, and give the kind of each column that is no input.
 
     Raises
     ------
@@ -82,20 +82,20 @@ def read_off(
     thousands: str = "",
     encoding: str = "",
 ) -> TableReading:
-    """Read columns as `read_columns` does, and note what its reader should know.
+    """Read columns as `read_columns` does, and collect notes for the user.
 
     Parameters
     ----------
     path : Path
         The table.
     target, person, site : str
-        Columns; by default the last one is the target.
+        Names of these columns; by default the last column is the target.
     missing : {"", "indicator"}
         Refuse missing values of inputs, or add an input that says where one is missing.
     decimal, thousands : str
-        How numbers of a CSV file are written; by default as it looks.
+        How a CSV file writes numbers; by default found from the file.
     encoding : str
-        Of a CSV file; by default UTF-8.
+        Encoding of a CSV file; by default UTF-8.
     """
     require_choice("missing", missing, ("", "indicator"))
     rows, style = read_written(path, decimal, thousands, encoding)
@@ -139,12 +139,12 @@ def read_off(
 
 
 def _kind(column: Column) -> str:
-    """What a column is, if it is no input; "" of an input.
+    """Return the kind of a column that is no input; "" of an input.
 
     Raises
     ------
     FieldError
-        By its row, for a value that looks like a number and is not written as one.
+        For a value that looks like a number and is not written as one; the text names its row.
     """
     fractions = column.numeric and bool(
         (column.present_numbers != np.floor(column.present_numbers)).any()
@@ -172,7 +172,7 @@ def _kind(column: Column) -> str:
 
 
 def _named(column: Column) -> str:
-    """Which of "site", "person" and "id" a column is by its name; "" of another one."""
+    """Return "site", "person" or "id" by the column's name; "" of another name."""
     known = SITES | PEOPLE | {*IDS.split()}
     words = {
         word if word in known else re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word)
@@ -185,7 +185,7 @@ def _named(column: Column) -> str:
 
 
 def _counter_or_date(column: Column) -> str:
-    """Whether numbers count rows or persons, are written as ids are, or are days such as 20240131."""
+    """Return "counter", "id" or "date" for numbers that count rows or persons, are written as ids, or are like 20240131."""
     if any(re.fullmatch(r"0\d+", text) for text in column.kinds):
         return "id"
     numbers = column.present_numbers
@@ -230,12 +230,12 @@ def _refuse_nearly(column: Column) -> None:
 
 
 def _classes_of(column: Column, chosen: bool) -> dict[str, Any]:
-    """Classes of the target, or the range of a number; `chosen`: by somebody, and not for its place in the table.
+    """Return the target's classes, or its range; `chosen`: the user named the target, which is not just the last column.
 
     Raises
     ------
     FieldError
-        By its row, for a target that is missing or cannot be read.
+        For a target that is missing or cannot be read; the text names its row.
     """
     if are_lists(column.values):
         return {"classes": labels_in(column.values, partial(column.rows.where, column.name))}
@@ -277,7 +277,7 @@ def _classes_of(column: Column, chosen: bool) -> dict[str, Any]:
 
 
 def _rare(column: Column, about: dict[str, Any]) -> list[str]:
-    """What is said of classes of a single row, of classes that are numbers, and of numbers that are no classes."""
+    """Return notes on classes with a single row, classes that are numbers, and numbers that are no classes."""
     said: list[str] = []
     if len(column.texts) < MANY:
         return said
@@ -304,8 +304,8 @@ def _rare(column: Column, about: dict[str, Any]) -> list[str]:
 def _refuse_ids(column: Column, chosen: bool) -> None:
     """Refuse a target that names rows or persons.
 
-    Such a target is called like an id, or has another text or whole number in each row. Numbers that somebody chose are
-    amounts unless they count the rows, or rise from each to the next.
+    Such a target is called like an id, or has another text or whole number in each row. Numbers that the user named are
+    amounts, unless they count the rows or rise from each to the next.
     """
     whole = column.numeric and bool((column.numbers == np.floor(column.numbers)).all())
     if column.texts.nunique() > FEW and (whole or not column.numeric) and (kind := _named(column)):
@@ -342,19 +342,19 @@ def _refuse_ids(column: Column, chosen: bool) -> None:
 
 
 def _missing_target(column: Column) -> NDArray[np.bool_]:
-    """Which targets are missing; "unknown" beside other texts too, and "none" among numbers alone."""
+    """Mark the missing targets; "unknown" counts as missing beside other texts too, "none" among numbers alone."""
     if column.numeric or column.sort == "empty":
         return missing_of(column.values, vague=True)
     return missing_of(column.values, marks=in_any_case(column.texts, VAGUE - {"none", "nil", "na"}))
 
 
 def _limits_of(column: Column) -> list[Any]:
-    """Lowest and highest number, rounded outwards, or the texts there are."""
+    """Return the lowest and highest number, rounded outwards, or the different texts."""
     return around(column.present_numbers) if column.numeric else _texts_once(column)
 
 
 def around(numbers: NDArray[np.float64]) -> list[float]:
-    """A range that holds the numbers: whole, or of one digit of their spread where that is below 1."""
+    """Return a range around the numbers: in whole numbers, or in one digit of their spread where that is below 1."""
     low, high = float(numbers.min()), float(numbers.max())
     digits = 0 if high - low >= 1 or high == low else -math.floor(math.log10(high - low))
     if digits == 0 or digits > 300:
@@ -372,7 +372,7 @@ def around(numbers: NDArray[np.float64]) -> list[float]:
 
 
 def _texts_once(column: Column) -> list[str]:
-    """The texts of a column, those of numbers by size; refused by its row is one that is spelt in two ways."""
+    """Return the different texts of a column, those of numbers by size; refuse a text that is spelt in two ways."""
     texts = column.present_texts.unique()
     if pair := spelt_twice(texts):
         fix = "one category, or two? Write each in one way, or list both in [data]"
@@ -396,6 +396,6 @@ def _mostly_numbers(column: Column) -> bool:
 
 
 def _no_number(column: Column) -> str:
-    """Which value makes texts of a column of numbers."""
+    """Return the value that makes a column of numbers a column of texts."""
     row = int(np.flatnonzero(np.isnan(column.numbers) & ~column.missing)[0])
     return f"{column.rows.where(column.name, row)} = {column.texts.iloc[row]!r}: is no number, as most others are"

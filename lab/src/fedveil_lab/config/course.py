@@ -1,4 +1,4 @@
-"""The tables that say how a run goes, and what a comparison changes of it."""
+"""The tables that say how a run proceeds, and what a comparison changes in it."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -73,7 +73,7 @@ class Stopping(Section):
         return self
 
     def build(self) -> EarlyStopping:
-        """The rule."""
+        """Make the rule."""
         with fields_of("stopping"):
             values = self.model_dump(exclude={"clients"})
             how = {
@@ -105,7 +105,7 @@ class Randomness(Section):
         return self
 
     def build(self, seed: int) -> Source:
-        """The source of the noise of a run with this seed."""
+        """Make the noise source of a run with this seed."""
         own = seed if self.seed is None else self.seed
         return ReproducibleSource(own) if self.kind == "reproducible" else SecureSource()
 
@@ -130,12 +130,12 @@ class Setting(BaseModel):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Keys for ``[privacy]``."""
+        """Return this setting's keys for ``[privacy]``."""
         return {key: value for key, value in (self.model_extra or {}).items() if key != "local"}
 
     @property
     def local(self) -> Any:
-        """Keys for ``[local]``: a learning rate that suits noisy steps suits no others."""
+        """Return this setting's keys for ``[local]``; noisy steps need a learning rate of their own."""
         return (self.model_extra or {}).get("local", {})
 
 

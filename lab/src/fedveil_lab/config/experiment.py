@@ -1,4 +1,4 @@
-"""The configuration of an experiment: everything that may stand in its TOML file."""
+"""The configuration of an experiment: everything that its TOML file may hold."""
 
 import hashlib
 import json
@@ -256,7 +256,7 @@ class Config(Section):
             raise FieldError("publish.metrics", mode, accepted)
 
     def _quoted(self, method: Method) -> Spend | None:
-        """Return what a client of a local method would pay in the first round."""
+        """Return what a client of a local method would be charged in the first round."""
         cohort = self.data.planned or self.clients_per_round or 1
         public = PublicFacts(round=1, rounds=self.rounds, cohort=cohort, dimension=1)
         quoted = method.client.quote(
@@ -265,7 +265,7 @@ class Config(Section):
         return quoted if isinstance(quoted, Spend) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values in the file's shape: the options stand beside the name they belong to."""
+        """Return plain values in the file's shape: options stand beside the name they belong to."""
         values = super().to_dict()
         if "scoring" not in self.differing():
             del values["scoring"]
@@ -274,11 +274,11 @@ class Config(Section):
         return values
 
     def to_toml(self) -> str:
-        """The resolved configuration: enough to run the experiment again."""
+        """Write the resolved configuration, which is enough to run the experiment again."""
         return dumps(self.to_dict())
 
     def differing(self) -> dict[str, Any]:
-        """Plain values of the keys that are not at their defaults, nor `workers`, which changes no bit of a run."""
+        """Return plain values of the keys that are not at their defaults, without `workers`, which changes no bit."""
         changed = super().differing()
         for key, standard in (
             ("local", LocalTraining()),
@@ -296,12 +296,12 @@ class Config(Section):
         }
 
     def common(self) -> dict[str, Any]:
-        """Plain values that decide which runs may be played together: all that differ but the seed and its source."""
+        """Return plain values that runs must share to be played together: all but the seed and its source."""
         values = self.differing()
         values.pop("seed", None)
         values.pop("source", None)
         return values
 
     def fingerprint(self) -> str:
-        """SHA-256 of what is not at its default: an option that FedVeil learns later changes no fingerprint."""
+        """Return the SHA-256 of all keys that are not at their defaults: a later version's option changes no fingerprint."""
         return hashlib.sha256(json.dumps(self.differing(), sort_keys=True).encode()).hexdigest()

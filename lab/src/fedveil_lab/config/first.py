@@ -1,4 +1,4 @@
-"""What `fedveil init` writes: a first configuration for somebody's data, whose columns it looks at."""
+"""What `fedveil init` writes: a first configuration for a user's data, whose columns it reads."""
 
 import json
 import re
@@ -89,12 +89,12 @@ def first_config(
     positive: str | Callable[[Sequence[str]], str] = "",
     sum_: str = "none",
 ) -> tuple[str, list[str]]:
-    """The text of a TOML file that runs, and what was chosen for its reader, a line each.
+    """Return the text of a TOML file that runs, and a line for each choice that was made for the user.
 
     Parameters
     ----------
     name : str
-        Of the run.
+        Name of the run.
     data : str
         A folder with one folder of images a class, a CSV, parquet or NPZ file, or a name of `fedveil.data.SOURCES`.
     clients : int, optional
@@ -103,24 +103,25 @@ def first_config(
         "client", "person", "record" or "nothing": all data of a client, all of one person, one example, or nothing; or
         another word for one of them, such as "hospital", "patient" or "image" (`fedveil.units`).
     epsilon : float, optional
-        Of the promise, over all rounds; default: 8, beside which 4 and 1 are compared.
+        Epsilon of the promise, over all rounds; default: 8, which is compared with 4 and 1.
     target : str
-        Of a table, the column to predict; default: the last.
+        Column of a table to predict; default: the last.
     person : str
         Whose an example is: a table's column, an array of an NPZ file, or ``"folder"``; needed to protect persons.
     site : str
         A table's column that says which client holds a row.
     missing : {"", "indicator"}
-        Of a table's inputs: refuse missing values, or add an input that says where one is missing.
+        Refuse missing values of a table's inputs, or add an input that says where one is missing.
     decimal, thousands : str
-        How a CSV file writes numbers; by default as it looks.
+        How a CSV file writes numbers; by default found from the file.
     encoding : str
-        Of a CSV file; by default UTF-8.
+        Encoding of a CSV file; by default UTF-8.
     positive : str or callable
-        Of two classes the one that counts as positive, or what chooses it from their names; default: the second.
+        The one of two classes that counts as positive, or a function that chooses it from their names; default: the
+        second.
     sum_ : {"none", "trusted"}
-        Of a record or a person, what becomes of the silos' steps (`fedveil.methods.record`): with ``"trusted"`` whoever
-        adds them up is trusted, and there is less noise.
+        How the silos' steps are added at record or person level (`fedveil.methods.record`): with ``"trusted"`` the
+        party that adds them up is trusted, and there is less noise.
 
     Raises
     ------
@@ -212,7 +213,7 @@ def first_config(
 def _privacy(
     protect: str, epsilon: float, dataset: DataSet, parties: int, sum_: str
 ) -> dict[str, Any]:
-    """``[privacy]``: the method, its total, and what is planned for a party."""
+    """Make ``[privacy]``: the method, its total, and what is planned for a party."""
     if protect == "nothing":
         return {"method": "vanilla"}
     if protect == "client":
@@ -247,7 +248,7 @@ def _privacy(
 def _plain_training(
     dataset: DataSet, loss: str
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """``[model]``, ``[local]`` and the settings of ``[compare]`` where nobody is promised anything."""
+    """Make ``[model]``, ``[local]`` and the settings of ``[compare]`` where nobody is promised anything."""
     image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
     model = {"name": "small_cnn" if image else "logistic"}
     local = {"lr": 0.1, "epochs": 2, "batch_size": 16, **_loss(loss)}
@@ -263,7 +264,7 @@ def _client_training(
     epsilons: Sequence[float],
     weights: Sequence[float],
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """The same where a trusted server adds the noise: full steps as without privacy, and clips that follow the noise."""
+    """Make the same tables where a trusted server adds the noise: full steps, and clips that follow the noise."""
     inputs = inputs_of(dataset, about.get("columns", {}), about.get("missing", {}))
     options = {key: value for key, value in privacy.items() if key != "method"}
     settings: list[Mapping[str, Any]] = [NO_PRIVACY]
@@ -292,7 +293,7 @@ def _noisy_training(
     epsilons: Sequence[float],
     weights: Sequence[float],
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """``[model]``, ``[local]`` and the settings of ``[compare]``: a linear model, and rates that follow the noise."""
+    """Make the same tables for noisy steps: a linear model, and rates that follow the noise."""
     inputs = inputs_of(dataset, about.get("columns", {}), about.get("missing", {}))
     options = {key: value for key, value in privacy.items() if key != "method"}
     settings: list[Mapping[str, Any]] = []
@@ -318,30 +319,30 @@ def _noisy_training(
 
 
 def _linear(inputs: InputScaling) -> dict[str, str]:
-    """A linear model that scales its inputs so."""
+    """Make the keys of a linear model that scales its inputs in the given way."""
     scaled = {} if inputs.scaling == "given" else {"inputs": inputs.scaling}
     return {"name": "logistic", **scaled}
 
 
 def _weighted(weights: Sequence[float]) -> str:
-    """A loss with weights of classes inside."""
+    """Write a loss with class weights inside."""
     named = ", ".join(f"{weight:g}" for weight in weights)
     return f"cross_entropy(weight=[{named}])"
 
 
 def _loss(name: str) -> dict[str, str]:
-    """The key of a loss that is not the usual one."""
+    """Make the key of a loss other than the default."""
     return {} if name == "cross_entropy" else {"loss": name}
 
 
 def _inline(table: Mapping[str, Any]) -> str:
-    """A table of TOML in one line."""
+    """Write a table of TOML in one line."""
     values = {k: _inline(v) if isinstance(v, Mapping) else json.dumps(v) for k, v in table.items()}
     return "{ " + ", ".join(f"{key} = {value}" for key, value in values.items()) + " }"
 
 
 def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
-    """What it costs to show several settings of the same data, each once."""
+    """Write what several settings cost together that are shown on the same data, each once."""
     if len(epsilons) < 2:
         return ""
     total = epsilon_of_mu(compose_mu(mu_of_epsilon(one, delta) for one in epsilons), delta)
@@ -350,19 +351,19 @@ def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
 
 
 def _left_out(kind: str, column: str) -> str:
-    """Why a column is no input, with what would use it as it is written on a command line and in a file."""
+    """Write why a column is no input, and what would use it on a command line or in a file."""
     return LEFT_OUT[kind].format(
         column, shlex.quote(column), json.dumps(column, ensure_ascii=False)
     )
 
 
 def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> str:
-    """The class that counts as positive, or an empty text where there are not two.
+    """Return the class that counts as positive, or an empty text where there are not two classes.
 
     Raises
     ------
     FieldError
-        If none of two classes has the name that is given.
+        If neither class has the given name.
     """
     names = dataset.names()
     if dataset.classes != 2:
@@ -376,7 +377,7 @@ def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> 
 def _about(
     data: str, target: str, person: str, site: str, written: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """What ``[data]`` says of the source; what is no input, by column; and what was noticed of values."""
+    """Make the source's part of ``[data]``; name the columns that are no inputs, and what was noticed in the values."""
     require_there(data)
     path, whose = Path(data), {"person": person} if person else {}
     if path.is_file() and path.suffix != ".npz":
@@ -409,7 +410,7 @@ def require_there(data: str) -> None:
 
 
 def _most(dataset: DataSet) -> dict[str, int]:
-    """The most records of one person, and the most sites where that is more than one; counted."""
+    """Count the most records of one person, and the most sites of one person where that is more than one."""
     if dataset.group is None:
         return {}
     most = {"records_per_person": int(dataset.group.bincount().max())}
@@ -424,7 +425,7 @@ def _most(dataset: DataSet) -> dict[str, int]:
 def _chosen(
     about: dict[str, Any], epsilon: float | None, read: list[str], several: bool
 ) -> list[str]:
-    """What the file says that nobody was asked."""
+    """List what the file sets without having asked."""
     said = (
         []
         if epsilon is None

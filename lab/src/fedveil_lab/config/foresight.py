@@ -1,9 +1,9 @@
-"""What a noisy run will reach, foreseen before data are used: a made-up task, and a formula in place of its training.
+"""Forecast of a noisy run's result before data are used: a made-up task, and a formula in place of its training.
 
-The task: of each class a round cloud of rows, whose middles stand at right angles to each other and equally far, so
-that whoever knew them would reach `reach`. A linear model adds up directions of gradients that are cut to the clip, and
-noise. What counts is the *pull* (`pull_of`): how many deviations of the noise all steps together move the model in one
-direction, if every unit pulls that way. The units' mean direction is shorter, and follows from the task.
+In the task each class is a round cloud of rows. The clouds' middles stand at right angles, equally far from the origin,
+so that a model that knew them would score `reach`. A linear model adds up clipped gradients and noise. What counts is
+the *pull* (`pull_of`): how many deviations of the noise all steps together move the model in one direction, if every
+unit pulls that way. The units' mean direction is shorter, and follows from the task.
 
 It reads declared numbers alone, and costs no privacy. The two constants are fitted to the cells of
 results/first-settings, and their errors measured there on sets that were left out (`benchmarks/first_foresight.py`).
@@ -39,17 +39,17 @@ class Shape:
     classes : int
         0: a number is predicted.
     inputs : int
-        Of the linear model.
+        Inputs of the linear model.
     image : bool
-        Whether they are pixels.
+        Whether the inputs are pixels.
     units : int
         Rows, persons or clients that train and are protected, of all clients.
     rows : float
-        Of one unit, on average.
+        Average rows of a unit.
     held_out : float
-        Rows that are measured on.
+        Rows on which the score is measured.
     weighing : float
-        Mean weight of a row, behind the clip.
+        Mean weight of a row; weights multiply clipped gradients.
     """
 
     classes: int
@@ -62,7 +62,7 @@ class Shape:
 
     @property
     def chance(self) -> float:
-        """The score of naming one class, or the mean."""
+        """Score of always naming one class, or the mean."""
         return 1 / self.classes if self.classes else 0.0
 
 
@@ -73,9 +73,9 @@ class Foreseen:
     Attributes
     ----------
     score : float
-        Balanced accuracy; of numbers, by how much less than the mean's its root mean square error is.
+        Balanced accuracy; for numbers, the share by which its root mean square error is below that of the mean.
     low : float
-        Where its 95% interval over held-out rows begins.
+        Lower end of its 95% interval over held-out rows.
     chance : float
         The score of naming one class, or the mean.
     """
@@ -86,14 +86,14 @@ class Foreseen:
 
     @property
     def useless(self) -> bool:
-        """Whether nobody could tell it from chance."""
+        """Whether the score cannot be told from chance."""
         return self.low <= self.chance
 
 
 def pull_of(method: object, clients: int) -> float | None:
-    """Deviations of the noise that all steps move a model in one direction, if every unit pulls that way.
+    """Return how far all steps move a model in one direction if every unit pulls that way, in deviations of the noise.
 
-    None for methods of which nothing is foreseen.
+    None for methods without a forecast.
     """
     if isinstance(method, RecordDP) and method.deviation:
         steps = (method.rounds or 1) * method.steps
@@ -104,7 +104,7 @@ def pull_of(method: object, clients: int) -> float | None:
 
 
 def weighing(weights: Sequence[float]) -> float:
-    """Mean weight of a row under weights that make all classes count alike, the rarest with 1; without any 1."""
+    """Return the mean weight of a row under weights that make all classes count alike, the rarest with 1."""
     return len(weights) / sum(1 / weight for weight in weights) if weights else 1.0
 
 
@@ -114,9 +114,9 @@ def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:
     Parameters
     ----------
     shape : Shape
-        Of the task.
+        Declared sizes of the task.
     pull : float
-        Of its noisy steps.
+        Pull of its noisy steps.
     reach : float
         The score that is possible without privacy.
 
@@ -132,7 +132,7 @@ def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:
 
 
 def least_reach(shape: Shape, pull: float) -> float:
-    """The lowest possible score, in hundredths, of a task that is foreseen to be learned; 1 where none is."""
+    """Return the lowest `reach`, in hundredths, with which the task is forecast to be learned; 1 where there is none."""
     for hundredths in range(math.floor(100 * shape.chance) + 1, 100):
         if not foresee(shape, pull, hundredths / 100).useless:
             return hundredths / 100
@@ -140,16 +140,16 @@ def least_reach(shape: Shape, pull: float) -> float:
 
 
 def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of the made-up task, those that are held out among them.
+    """Draw rows of the made-up task, held-out rows among them.
 
     Parameters
     ----------
     shape : Shape
-        Of the task.
+        Declared sizes of the task.
     reach : float
         The score that is possible without privacy.
     seed : int
-        Of the rows.
+        Seed of the rows.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tens
     y : Tensor
         [N], classes, or numbers about .5.
     unit : Tensor
-        [N], whose a row is.
+        [N], the unit that holds each row.
     """
     draw = torch.Generator().manual_seed(seed)
     rows = max(2 * shape.classes, round(shape.units * shape.rows + shape.held_out))
@@ -183,7 +183,7 @@ def directions(shape: Shape) -> float:
 
 
 def right(margin: float, classes: int) -> float:
-    """Share that is named rightly, where a class's own output is `margin` deviations above all others."""
+    """Return the share of rows that are named rightly, where a class's own output is `margin` deviations above all others."""
     return float((DENSITY * ndtr(GRID + margin) ** (classes - 1)).sum())
 
 
@@ -218,12 +218,12 @@ def _of_numbers(shape: Shape, pull: float, reach: float) -> Foreseen:
 
 
 def _kept(signal: float, noise: float) -> float:
-    """Cosine between what a model learned and what it should have; `noise` is a square."""
+    """Return the cosine between the learned direction and the true one; `noise` is a squared length."""
     return signal / math.sqrt(signal**2 + noise)
 
 
 def _margin(reach: float, classes: int) -> float:
-    """The margin under which a share is named rightly."""
+    """Return the margin under which this share is named rightly."""
     low, high = 0.0, 12.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -232,6 +232,6 @@ def _margin(reach: float, classes: int) -> float:
 
 
 def _width(score: float, shape: Shape) -> float:
-    """Half of the interval of a balanced accuracy; of uneven classes the rarest has few rows."""
+    """Return half of the interval of a balanced accuracy; of uneven classes the rarest has few rows."""
     rows = shape.held_out * shape.weighing
     return WIDTH * math.sqrt(score * (1 - score) / rows)

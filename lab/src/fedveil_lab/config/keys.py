@@ -1,4 +1,4 @@
-"""Sections that have a key of a name: for the hint to somebody who wrote it elsewhere."""
+"""Sections that have a key of a given name, as a hint for a user who wrote it elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass

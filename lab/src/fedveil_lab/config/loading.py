@@ -1,4 +1,4 @@
-"""Load a configuration: from a file or a preset, with single keys set on the command line."""
+"""Load a configuration from a file or a preset, with single keys set on the command line."""
 
 import re
 import tomllib
@@ -103,7 +103,7 @@ def _method(values: Mapping[str, Any]) -> Any:
 
 
 def _switch(values: dict[str, Any], method: str, assigned: Collection[str]) -> None:
-    """Leave out what a method put in place of the file's does not have: its keys, its rule, and the file's comparison.
+    """Leave out the file's comparison, and the keys and rule that the method named in place of the file's lacks.
 
     Keys that were assigned stay, so that one that does not fit is refused.
     """
@@ -202,7 +202,7 @@ def _value(text: str) -> Any:
 
 
 def text_of(where: str | Path) -> tuple[str, str]:
-    """Read the text of a file, a run folder's or a preset, and what to call it."""
+    """Read the text of a file, a run folder or a preset, and return it with a name for messages."""
     path = Path(where)
     if path.is_dir() and (path / CONFIG).is_file():
         path = path / CONFIG

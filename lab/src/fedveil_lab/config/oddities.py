@@ -1,4 +1,4 @@
-"""What is odd about the values of a column that is used: signs of a gap, codes, counters, times written as numbers."""
+"""Oddities in the values of a column in use: signs of a gap, codes, counters, times written as numbers."""
 
 import json
 import re
@@ -27,12 +27,12 @@ _DAY_WORDS = (
 
 
 def words_of(name: str) -> list[str]:
-    """``PatientID`` and ``patient_id`` as patient, id."""
+    """Split ``PatientID`` and ``patient_id`` into patient, id."""
     return [word.lower() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])", name)]
 
 
 def in_any_case(texts: Any, words: frozenset[str]) -> list[str]:
-    """Texts of a column that are one of the words, in any case."""
+    """Return the texts of a column that are one of the words, in upper or lower case."""
     return [text for text in texts.unique() if text.casefold() in words]
 
 
@@ -77,10 +77,10 @@ def odd(column: Column, fix: str = "") -> list[str]:
 
 
 def leak(column: Column, target: Column) -> str:
-    """Warn of an input that alone tells the target in nearly every row; "" for others.
+    """Warn of an input that alone determines the target in nearly every row; "" for others.
 
-    Texts tell it if each text stands beside one value of the target, numbers if limits between them part its values. A
-    target of numbers is told by a column that is the same but for scale and offset.
+    Texts do so if each text stands beside one value of the target; numbers, if limits between them separate its values.
+    A target of numbers is determined by a column that equals it but for scale and offset.
     """
     rows = ~column.missing & ~target.missing
     if rows.sum() < LEAST_ROWS:
@@ -108,7 +108,7 @@ def _proportional(values: NDArray[np.float64], target: NDArray[np.float64]) -> b
 
 
 def _told(column: Column, rows: NDArray[np.bool_], classes: NDArray[np.int64]) -> int:
-    """In how many rows the best rule by a column alone is right; 0 where its texts are too many to say."""
+    """Count the rows in which the best rule by this column alone is right; 0 where its texts are too many."""
     if column.numeric and len(np.unique(column.numbers[rows])) > FEW:
         return _parted(column.numbers[rows], classes)
     kinds = np.unique(column.texts[rows].to_numpy(dtype=str), return_inverse=True)[1]
@@ -120,7 +120,7 @@ def _told(column: Column, rows: NDArray[np.bool_], classes: NDArray[np.int64]) -
 
 
 def _parted(values: NDArray[np.float64], classes: NDArray[np.int64]) -> int:
-    """The rows rightly named by limits between the classes' medians, a class a piece."""
+    """Count the rows named rightly by limits between the classes' medians, one piece for each class."""
     medians = np.array(
         [np.median(values[classes == kind]) for kind in range(int(classes.max()) + 1)]
     )
@@ -135,7 +135,7 @@ def _parted(values: NDArray[np.float64], classes: NDArray[np.int64]) -> int:
 
 
 def _limit(values: NDArray[np.float64], classes: NDArray[np.int64], here: int, after: int) -> float:
-    """The limit that parts two classes best."""
+    """Return the limit that separates two classes best."""
     both = (classes == here) | (classes == after)
     by_size = np.argsort(values[both], kind="stable")
     ordered, lower = values[both][by_size], (classes[both] == here)[by_size]
@@ -145,7 +145,7 @@ def _limit(values: NDArray[np.float64], classes: NDArray[np.int64], here: int, a
 
 
 def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64], fix: str) -> str:
-    """What is said of the lowest or highest number if it looks like a sign of a gap; "" otherwise."""
+    """Write a note on the lowest or highest number if it looks like a sign of a gap; "" otherwise."""
     others = kinds[kinds != value]
     spread = max(float(others.max() - others.min()), 1e-300)
     gap = float(np.abs(others - value).min())
@@ -171,7 +171,7 @@ def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64],
 
 
 def _time(column: Column, fix: str) -> str:
-    """What is said of numbers that are moments or days; "" of others."""
+    """Write a note on numbers that are moments or days; "" on others."""
     kinds = np.unique(column.present_numbers)
     months = len(kinds) > 2 and column.sort == "texts" and all(map(_MONTH.fullmatch, column.kinds))
     looks = (

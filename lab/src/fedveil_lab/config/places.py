@@ -1,8 +1,8 @@
 """Places of a configuration's files and modules, by one rule.
 
 A relative path, and a module of yours, is looked for in the folder that FedVeil is called from and in the folder of the
-TOML file. Found in the first, it stays as it was written; found in the second, it is kept with its whole path, so that
-the run's own configuration finds it from anywhere. Where both folders have one, neither is guessed.
+TOML file. A path found in the first stays as written. One found in the second is kept with its whole path, so that the
+run's own configuration finds it from anywhere. If both folders have the file, it is refused.
 """
 
 import os.path
@@ -18,14 +18,14 @@ MODULES = (("model", "module"), ("model", "name"), ("local", "loss"))
 
 
 def with_places(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Plain values of a configuration, with whole paths to what lies beside its file alone.
+    """Return plain values of a configuration, with whole paths to files that lie only beside the TOML file.
 
     Parameters
     ----------
     values : mapping
-        As the file has them.
+        Values as the file has them.
     folder : Path
-        Of the file.
+        The TOML file's folder.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def _file(field: str, text: str, folder: Path) -> str:
 
 
 def _module(field: str, text: str, folder: Path) -> str:
-    """`package.module:Net`, or the same with a folder before it: `models/net:Net`."""
+    """Find a module's file: `package.module:Net`, or the same with a folder before it: `models/net:Net`."""
     inner, module, attribute = placed(text)
     if not attribute or Path(inner).is_absolute():
         return text

@@ -32,7 +32,7 @@ NUMBER, TEXT, PIXEL = 1 / 12, 1 / 4, 1 / 6
 
 @dataclass(frozen=True)
 class InputScaling:
-    """Scaling of a linear model's inputs, and their length then.
+    """Scaling of a linear model's inputs, and the length of the scaled inputs.
 
     Attributes
     ----------

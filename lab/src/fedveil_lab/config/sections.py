@@ -182,7 +182,7 @@ class Data(OpenSection):
 
     @property
     def planned(self) -> int | None:
-        """The number of clients, where it is known before the data are loaded."""
+        """Return the number of clients, where it is known before the data are loaded."""
         return None if self.clients == "natural" else self.clients
 
 
@@ -235,7 +235,7 @@ class Model(OpenSection):
         return named
 
     def differing(self) -> dict[str, Any]:
-        """Plain values that are not at their defaults; where a module lies makes no other run."""
+        """Return plain values that are not at their defaults; where a module lies makes no other run."""
         _, module, attribute = placed(self.name)
         name = f"{module}:{attribute}" if attribute else self.name
         return {**super().differing(), "name": name}
@@ -268,7 +268,7 @@ class Rule(OpenSection):
         return options_of(AGGREGATORS[require_choice("aggregator.name", name, AGGREGATORS)])
 
     def build(self) -> Aggregator:
-        """The rule itself."""
+        """Make the rule."""
         with fields_of("aggregator"):
             rule = AGGREGATORS[self.name](**self.options)
         with fields_of("aggregator", malicious="aggregator.nnm", size="aggregator.buckets"):
@@ -362,7 +362,7 @@ class Privacy(OpenSection):
         return {**values, "method": named.pop("method"), "options": named}
 
     def build(self, rule: Rule | None) -> Method:
-        """Both sides of the method, around a rule for those that take one."""
+        """Make both sides of the method, around a rule for methods that take one."""
         aggregator, places = None, dict[str, str]()
         if rule is not None:
             aggregator = rule.build()
@@ -376,12 +376,12 @@ class Privacy(OpenSection):
             )
 
     def client_sides(self, common: ClientSide) -> dict[int, ClientSide]:
-        """The client sides of those who have parameters of their own, by partition.
+        """Make the client sides of clients with parameters of their own, by partition.
 
         Parameters
         ----------
         common : ClientSide
-            Everybody else's.
+            Client side of all other clients.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Tables of a configuration: their keys, whose they are, what they may be, and how a table is written."""
+"""Tables of a configuration: their keys, who owns a key, accepted values, and how a table is written."""
 
 import inspect
 import re
@@ -54,7 +54,7 @@ class ConfigError(FedVeilError, ValueError):
     Parameters
     ----------
     problems : sequence of FieldError
-        All of them; the message has one line for each.
+        All problems; the message has one line for each.
     """
 
     def __init__(self, problems: Sequence[FieldError]) -> None:
@@ -76,7 +76,7 @@ class Option:
 
     @cached_property
     def adapter(self) -> TypeAdapter[Any]:
-        """Checker of values of the type; making one takes far longer than a check."""
+        """Make the checker of values of this type; making one takes far longer than a check."""
         return TypeAdapter(self.hint, config=_STRICT)
 
     @property
@@ -187,7 +187,7 @@ def problems_of(
     Parameters
     ----------
     error : ValidationError
-        Pydantic's.
+        Pydantic's error.
     prefix : str
         Where the value stands.
     known : callable, optional

@@ -24,13 +24,13 @@ class Variant:
     Attributes
     ----------
     label : str
-        Of the run.
+        Label of the run.
     setting : Setting
-        With the swept values in it.
+        The setting, with the swept values in it.
     base : str
         Label of the setting as it was written.
     swept : mapping
-        The values of what is swept; empty where nothing is.
+        Values of the swept parameters; empty without any.
     """
 
     label: str
@@ -63,7 +63,7 @@ def variants_of(config: Config) -> list[Variant]:
 
 
 def _listed(config: Config) -> list[tuple[str, Setting]]:
-    """Return the settings with their labels, that of equal sigma behind the others."""
+    """Return the settings with their labels; the setting of equal sigma comes last."""
     settings = config.compare.settings or (Setting(label=config.privacy.method),)
     listed = [(_label(config, setting), setting) for setting in settings]
     if config.compare.equal_sigma:
@@ -94,11 +94,11 @@ def configure(
     Parameters
     ----------
     config : Config
-        Of the comparison.
+        Configuration of the comparison.
     label : str
-        Names the run.
+        Label of the run.
     setting : Setting
-        What differs.
+        Keys that differ from the comparison's.
     where : str
         Names the setting in a refusal.
     **forced
@@ -147,7 +147,7 @@ def configure(
 
 
 def _carried(config: Config, setting: Setting) -> dict[str, Any]:
-    """Return the keys of ``[privacy]`` that a setting takes over: all of its own method, or those of central ones."""
+    """Return the keys of ``[privacy]`` that a setting takes over: all for the same method, else the central ones."""
     base, method = config.privacy, _method(config, setting)
     carried: dict[str, Any] = {}
     if method not in METHODS:

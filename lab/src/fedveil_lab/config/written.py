@@ -1,4 +1,4 @@
-"""How a table of somebody's is written: its separators, its decimal sign, and what its columns hold."""
+"""How a user's table is written: its separators, its decimal sign, and what its columns hold."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -36,14 +36,14 @@ MOST_ARE = 0.8  # of the values; then the others are the odd ones
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column of a table, each of whose views is made once.
+    """A column of a table; each view of it is made once.
 
     Attributes
     ----------
     rows : Rows
         The table.
     name : str
-        Of the column.
+        Name of the column.
     """
 
     rows: Rows
@@ -98,12 +98,12 @@ class Column:
 
     @property
     def present_numbers(self) -> NDArray[np.float64]:
-        """The numbers that there are."""
+        """Return the numbers that are present."""
         return self.numbers[~self.missing]
 
     @property
     def present_texts(self) -> Any:
-        """The texts that there are."""
+        """Return the texts that are present."""
         return self.texts[~self.missing]
 
     def refuse(self, bad: NDArray[np.bool_], accepted: str, shown: str = "") -> None:
@@ -120,16 +120,16 @@ class Column:
 def read_written(
     path: Path, decimal: str, thousands: str, encoding: str = ""
 ) -> tuple[Rows, dict[str, str]]:
-    """The rows of a table, and the keys of ``[data]`` that say how a CSV file is written.
+    """Read a table's rows, and return the keys of ``[data]`` that say how a CSV file is written.
 
     Parameters
     ----------
     path : Path
         The file.
     decimal, thousands : str
-        How its numbers are written; both empty: as it looks.
+        How the file writes numbers; both empty: found from the file.
     encoding : str
-        Of a CSV file; by default UTF-8.
+        Encoding of a CSV file; by default UTF-8.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def _refuse_total(rows: Rows) -> None:
 
 
 def _style(rows: Rows, separator: str) -> Style:
-    """How most columns of numbers are written; refused where the same texts are other numbers in two ways."""
+    """Find how most columns of numbers are written; refuse texts that the file's styles read as different numbers."""
     columns = {
         name: texts for name in rows.frame.columns if (texts := _telling(Column(rows, name)))
     }
@@ -221,7 +221,7 @@ def _style(rows: Rows, separator: str) -> Style:
 
 
 def _telling(column: Column) -> list[str]:
-    """The texts that tell how a column of numbers is written; none where it does not hold numbers."""
+    """Return the texts that show how a column of numbers is written; none where it does not hold numbers."""
     if column.sort != "texts":
         return []
     texts = [text for text in column.kinds if not is_time(text)]
@@ -237,7 +237,7 @@ def _mostly(test: Callable[[str], bool], texts: list[str]) -> bool:
 def _differing(
     columns: dict[str, list[str]], one: Style, other: Style
 ) -> Iterator[tuple[str, str]]:
-    """Columns in which both styles read another number, and the first such text."""
+    """Yield the columns in which two styles read different numbers, each with the first such text."""
     for name, texts in columns.items():
         for text in texts:
             if one.reads(text) and other.reads(text) and one.number(text) != other.number(text):

@@ -1,4 +1,4 @@
-"""Tensors kept under a checksum: where a run goes on after its last whole round, and rounds that runs begin with."""
+"""Tensors kept under a checksum: the state after a run's last whole round, and first rounds that several runs share."""
 
 import hashlib
 import os
@@ -58,7 +58,7 @@ class Checkpoint:
         lines: Mapping[str, int],
         data: str = "",
     ) -> "Checkpoint":
-        """The present state of a federation."""
+        """Collect the present state of a federation."""
         tensors = {"models": federation.models}
 
         def packed(name: str, state: Any) -> Any:
@@ -76,7 +76,7 @@ class Checkpoint:
         return cls(federation.round, run_id, fingerprint, lines, tensors, values, data)
 
     def restore(self, federation: Federation) -> None:
-        """Put a federation back to where it was."""
+        """Put a federation back to the state of this checkpoint."""
         method, layout = federation.method, federation.layout
         server = unpack(
             method.server.init(layout.size, layout.dtype),
@@ -126,8 +126,8 @@ class Checkpoint:
 class Remembering:
     """A trainer that keeps results on disk and looks there first.
 
-    A result is found again only for the same start, examples, key and description: it is what training would give, to
-    the bit where the trainer's results do not depend on who else is trained.
+    A result is found again only for the same start, examples, key and description. It is what training would give, and
+    equal to the bit where the trainer's results do not depend on the other clients.
 
     Parameters
     ----------

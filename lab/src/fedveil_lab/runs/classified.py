@@ -1,6 +1,6 @@
-"""A physician's figures of a run's last model: on what clients held out, pooled and by hospital; on the test half.
+"""A physician's figures of a run's last model: on held-out examples, pooled and by hospital, and on the test half.
 
-All of it is measured without noise on people whom no promise covers: the experimenter's own view.
+All figures are measured without noise on people whom no promise covers: the experimenter's own view.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from fedveil_lab.runs.prepare import Setup
 
 
 def classified_of(setup: Setup, federation: Federation) -> dict[str, Any]:
-    """Plain values for the summary; nothing where the task names no class an example.
+    """Return plain values for the summary; none where an example has no single class.
 
     ``pooled`` is over all clients, ``hospitals`` has each with its name, and ``test`` is the set's own test half.
     """

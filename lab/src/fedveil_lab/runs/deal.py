@@ -1,4 +1,4 @@
-"""The data of an experiment: loaded, dealt out to clients, and what the server keeps of them."""
+"""The data of an experiment: loaded, and dealt out to clients and the server."""
 
 import hashlib
 import json
@@ -38,11 +38,11 @@ class Dealt:
     Attributes
     ----------
     dataset : DataSet
-        What was dealt out.
+        The set that was dealt out.
     clients : list of ClientData
         In order of their partition numbers.
     public, validation : ClientData or None
-        What the server has.
+        Examples that the server has.
     raw_shape : tuple of int, optional
         Shape of an example, where features that a frozen model gave are in its place.
     """
@@ -67,7 +67,7 @@ class Dealt:
 
     @property
     def largest_class(self) -> float | None:
-        """Accuracy of always saying the largest class, over all that the clients hold; None without classes."""
+        """Return the accuracy of always naming the largest class, over all examples of the clients; None without classes."""
         totals = [
             sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)
         ]
@@ -106,14 +106,14 @@ class Dealt:
 
 
 def data_digest(spec: Data) -> str:
-    """SHA-256 of the set's examples, so that other data under the same name are not taken for these."""
+    """Return the SHA-256 of the set's examples, so that other data under the same name are not taken for them."""
     with fields_of("data"):
         return _digest(spec.name, json.dumps(spec.options))  # columns are inputs in their order
 
 
 @lru_cache(maxsize=1)
 def _loaded(name: str, options: str) -> DataSet:
-    """The set that ``[data]`` names; the last one stays in memory for the next run of it."""
+    """Load the set that ``[data]`` names; the last one stays in memory for the next run on it."""
     return load(name, **json.loads(options))
 
 
@@ -164,7 +164,7 @@ def deal_out(spec: Data, seed: int) -> Dealt:
 
 
 def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
-    """Return what is dealt out, what is public, and what the server keeps."""
+    """Return the examples to deal out, the public ones, and those that the server keeps."""
     dataset = _loaded(spec.name, json.dumps(spec.options))
     if spec.positive is not None:
         dataset = with_positive(dataset, spec.positive)
@@ -177,7 +177,7 @@ def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, Clie
 
 @lru_cache(maxsize=4)
 def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
-    """Return the same with features in the place of images."""
+    """Return the parts of `_shared_out` with features in the place of images."""
     spec = Data.model_validate_json(spec_json)
     dataset, public, validation = _shared_out(spec, seed)
     if public is None or spec.patches is None:
@@ -246,7 +246,7 @@ def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
 def split_clients(
     clients: Sequence[ClientData], share: float, seed: int
 ) -> tuple[list[ClientData], list[ClientData]]:
-    """Draw clients that only validate, with whatever they hold out, from those that train; each at least one.
+    """Draw the clients that only validate, held-out examples included; at least one validates and one trains.
 
     Raises
     ------
@@ -280,16 +280,16 @@ def keep_validation(
     Parameters
     ----------
     dataset : DataSet
-        Loses what the server keeps.
+        The set, which loses what the server keeps.
     share : float or None
-        Above 0 and below 1; None for nothing.
+        Share to keep, above 0 and below 1; None for nothing.
     seed : int
         Decides which examples.
 
     Returns
     -------
     DataSet
-        With what is left of the test half, for final figures.
+        The set with the rest of the test half, for final figures.
     ClientData or None
         The server's validation examples.
 
@@ -339,8 +339,8 @@ def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:
 def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientData | None]:
     """Take public examples for the server: from the set's test half, or else from the examples to be dealt out.
 
-    The latter where the set knows sensitive pixels, which test halves have none of; and then whole groups, so that no
-    client holds a part of a public document.
+    They come from the examples to be dealt out where the set marks sensitive pixels, as test halves have no marks. Then
+    whole groups are taken, so that no client holds a part of a public document.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Descriptions of a run's model: of a run that ends, and of an earlier one from its configuration and its data."""
+"""Descriptions of a run's model: of a run that ends, or of an earlier one from its configuration and its data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,12 +65,12 @@ def _described(module: nn.Module, config: Config, dealt: Dealt) -> Description:
 
 
 def described(folder: Path, config: str | Path | None = None) -> Description:
-    """Describe a folder's model: as stored, or found out anew from its configuration and the data that it names.
+    """Describe a folder's model: read the stored description, or make it anew from the configuration and its data.
 
     Parameters
     ----------
     folder : Path
-        Of a run, a cell, or a deployed server.
+        Folder of a run, a cell, or a deployed server.
     config : path, optional
         A configuration whose ``[data]`` and ``[model]`` describe the model of a server's folder.
 
@@ -144,7 +144,7 @@ def _anew(spec: Config, folder: Path) -> Description:
 
 
 def _note(config: Config, note: str) -> str:
-    """Return the note on a set that everybody has; one on a file of one's own names it, and stays here."""
+    """Return the note on a set that everybody has; a note on the user's own file names the file, and is not exported."""
     return "" if "path" in config.data.options else note
 
 

@@ -66,7 +66,7 @@ class RunFolder:
     path : Path
         New or empty, or (`resume`) that of a run with the same configuration, or with fewer rounds.
     config : Config
-        Of the run.
+        The run's configuration.
     resume : bool
         Go on where the run stopped.
     message : callable
@@ -75,11 +75,11 @@ class RunFolder:
     Attributes
     ----------
     rows : list of dict
-        One a finished round.
+        A row for each finished round.
     ledgers : Ledgers
-        Of all parties.
+        Ledgers of all parties.
     checkpoint : Checkpoint or None
-        To go on from.
+        State to go on from.
 
     Raises
     ------
@@ -161,7 +161,7 @@ class RunFolder:
         done.write(self.path / "checkpoint")
 
     def leave(self) -> None:
-        """Write what a run that ends, however it ends, leaves for other programs."""
+        """Write the files that a run leaves for other programs, however it ends."""
         if self.rows:
             write_atomic(self.path / METRICS_CSV, rows_csv(self.rows))
 
@@ -172,7 +172,7 @@ class RunFolder:
         about: Description | None = None,
         best: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
-        """Write the last released model, what it takes, the best one where there is one, and the summary."""
+        """Write the last released model, its description, the best model where there is one, and the summary."""
         self.ledgers.flush()
         write_result(self.path, state_dicts, summary, about, best)
 

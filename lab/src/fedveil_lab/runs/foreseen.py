@@ -1,4 +1,4 @@
-"""What is said of a configuration before its data are used: the settings that will end no better than chance."""
+"""Forecast of a configuration's settings before its data are used: which end no better than chance."""
 
 import math
 
@@ -13,14 +13,15 @@ LINEAR = ("logistic", "regression")
 
 
 def foreseen(config: Config, reach: float | None = None) -> list[str]:
-    """Sentences on each noisy setting of a comparison, or on a run; none for models that are not linear.
+    """Write a sentence on each noisy setting of a comparison, or on a run; none for models that are not linear.
 
     Parameters
     ----------
     config : Config
-        Its shape, planned sizes and declared columns are read, beyond records how many rows there are; no value is.
+        Its shape, planned sizes and declared columns are read, and for units beyond a record the number of rows; no
+        value is.
     reach : float, optional
-        The score that is possible without privacy, as published of such data; by default a clear task's.
+        The score that is possible without privacy, as published for such data; default: that of a clear task.
 
     Raises
     ------
@@ -48,7 +49,7 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
 
 
 def private_numbers(setup: Setup) -> tuple[str, ...]:
-    """What a shape is read from that nobody declared: beyond records the number of rows, and what was read off."""
+    """Name the undeclared numbers of a shape: for units beyond a record the number of rows, and what was read off data."""
     side = noisy_side(setup.method)
     planned = isinstance(side, RecordDP) and side.unit == "record"
     counted = () if planned else ("how many rows there are",)
@@ -56,7 +57,7 @@ def private_numbers(setup: Setup) -> tuple[str, ...]:
 
 
 def sentence(shape: Shape, pull: float, reach: float) -> str:
-    """Say what one setting is foreseen to reach, and the least that has to be possible for more than chance."""
+    """Write what a setting is forecast to reach, and the least `reach` with which it exceeds chance."""
     found, least = foresee(shape, pull, reach), least_reach(shape, pull)
     if not found.useless:
         return f"about {found.score:.2f}; better than chance if at least {least:.2f} is possible"
@@ -68,7 +69,7 @@ def sentence(shape: Shape, pull: float, reach: float) -> str:
 
 
 def shape_of(setup: Setup, side: object) -> Shape:
-    """The shape of a setup's task, for the side that adds the noise."""
+    """Make the shape of a setup's task, for the side that adds the noise."""
     dataset, clients, held = setup.dealt.dataset, setup.clients, setup.config.data.holdout
     rows = sum(client.examples for client in clients)
     units, weights = len(clients), 1.0
@@ -89,7 +90,7 @@ def shape_of(setup: Setup, side: object) -> Shape:
 
 
 def _sides(config: Config) -> dict[str, object]:
-    """What adds the noise, by setting; of a configuration without any its own."""
+    """Return the side that adds the noise, by setting; without settings, the configuration's own."""
     singles = {config.privacy.method: config}
     if config.compare.settings or config.compare.sweep:
         singles = {
@@ -104,5 +105,5 @@ def _sides(config: Config) -> dict[str, object]:
 
 
 def noisy_side(method: Method) -> object:
-    """The side that adds the noise."""
+    """Return the side that adds the noise."""
     return method.server if method.noisy is None else method.client

@@ -1,4 +1,4 @@
-"""The model of a run: checked against the data, with what trains it, and where it begins."""
+"""The model of a run: checked against the data, with its trainer and its start."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -113,7 +113,7 @@ def first_models(
     config, dealt, method, learner
         Of the run.
     base : int
-        Seed of a model that the server trains, which several runs share.
+        Seed of a first model that the server trains; several runs share it.
     memo : Path, optional
         A folder where such a first model is kept.
 
@@ -158,7 +158,7 @@ def _shape(config: Config, dealt: Dealt) -> dict[str, Any]:
 def with_features(config: Config, dealt: Dealt) -> Dealt:
     """Put features in the place of examples, where ``model.cached`` asks for them.
 
-    Each example's are computed alone, once in this process.
+    Features of each example are computed alone, once in this process.
 
     Raises
     ------
@@ -201,7 +201,7 @@ def _with_features(
 
 
 def _features_of(x: Any, front: nn.Module, known: dict[bytes, Tensor]) -> Any:
-    """Compute the features of examples that are not known yet, and return those of all."""
+    """Compute the features of examples that are not known yet, and return the features of all."""
     if x is None:
         return None
     if not isinstance(x, Tensor):
@@ -220,7 +220,7 @@ _FEATURES: dict[str, dict[bytes, Tensor]] = {}  # of the last front, by examples
 
 
 def _known(front: nn.Module, shape: tuple[int, ...]) -> dict[bytes, Tensor]:
-    """Return the features that this front has given in this process; those of another one are let go."""
+    """Return the features that this front computed in this process; those of another front are dropped."""
     digest = sha256(f"{front} {shape} {torch.get_num_threads()}".encode())
     for name, value in front.state_dict().items():
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
@@ -305,7 +305,7 @@ def check_fit(
 def first_model(
     start: Tensor, validation: learning.ClientData, trainer: Trainer, seed: int
 ) -> Tensor:
-    """Train the first model [1, d] on the server's examples; `trainer` says for how long.
+    """Train the first model [1, d] on the server's examples; `trainer` sets the epochs.
 
     Raises
     ------
@@ -366,7 +366,7 @@ def public_model(
 
 
 def _logistic(layout: Layout, start: Tensor, public: learning.ClientData) -> Tensor:
-    """Fit public examples by logistic regression, as one layer's parameters; a class that none shows keeps its own."""
+    """Fit public examples by logistic regression, as one layer's parameters; a class without examples keeps its own."""
     from sklearn.linear_model import LogisticRegressionCV
 
     head = LogisticRegressionCV(

@@ -1,4 +1,4 @@
-"""First line of the ledgers of a run in one process, and what it binds."""
+"""First line of a run's ledgers in one process, and what it binds."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Malicious clients of a run: who they are, what they do, and how far they got."""
+"""Malicious clients of a run: who they are, what they do, and how well they succeed."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,15 +24,15 @@ class Poisoning:
     spec : Malicious
         The behaviour's name, and whether they act; if not, success is the clean rate.
     behaviour : Behaviour
-        That all of them share.
+        The behaviour that they share.
     clients : tuple of int
-        Partitions.
+        Their partitions.
     held, relabelled : int
-        Training examples of theirs, and how many of them they give another class.
+        Number of their training examples, and of those to which they give another class.
     measured_on : tuple or None
         Examples, their classes, and "test half", or "held-out examples" of the clients where the set has none.
     goal : Goal or None
-        What the attack wants to be wrong.
+        What the attack wants the model to get wrong.
     """
 
     spec: Malicious
@@ -51,7 +51,7 @@ class Poisoning:
         return dict.fromkeys(self.clients, self.behaviour)
 
     def outnumbering(self, config: Config, n: int) -> list[str]:
-        """Warn where more of n clients are malicious than a robust rule bears, or is told of."""
+        """Warn if more of n clients are malicious than a robust rule tolerates or was told of."""
         if config.aggregator is None or not self.spec.acting:
             return []
         rule = config.aggregator.build()

@@ -1,4 +1,4 @@
-"""From a configuration to a federation: data, who does what, model, budgets, engine."""
+"""From a configuration to a federation: data, parties, model, budgets, engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,27 +48,27 @@ class Setup:
     Attributes
     ----------
     config : Config
-        Of the run.
+        The run's configuration.
     dealt : Dealt
         The examples, and who holds which.
     method : Method
-        Both sides.
+        Both sides of the method.
     sides : mapping of int to ClientSide
-        Of the clients with parameters of their own, by partition.
+        Client sides of clients with parameters of their own, by partition.
     learner : Learner
         Trains the clients.
     clients : list of ClientData
-        Those that train.
+        Clients that train.
     cohort : int
-        Clients of a round.
+        Number of clients in a round.
     starts : Tensor
         [k, d], the first hypotheses.
     evaluation : Evaluation
         What is measured, and when that ends the run.
     behaviours : mapping of int to Behaviour
-        Of malicious clients, by partition.
+        Behaviours of malicious clients, by partition.
     poisoning : Poisoning or None
-        Who is malicious.
+        Malicious clients, and how success is measured.
     warnings : tuple of str
         What is unusual about the clients' data, a line each.
     """
@@ -97,7 +97,7 @@ class Setup:
         probes: Sequence[Probe] = (),
         tell: Callable[[str], None] = lambda text: None,
     ) -> Federation:
-        """The run's federation, on the configured engine; `tell` takes what its rounds show to be odd."""
+        """Make the run's federation on the configured engine; `tell` takes oddities that its rounds show."""
         config, central = self.config, self.method.client.trust == "central"
         engine: Callable[..., Federation] = Federation
         if config.engine != "local":
@@ -140,7 +140,7 @@ class Setup:
         return Filter(budget.epsilon, budget.delta)
 
     def _client_filter(self, partition: int) -> SpendFilter | None:
-        """Make a fresh filter for one client; validation clients, behind those that train, have the total alone."""
+        """Make a fresh filter for one client; validation clients, numbered after those that train, have the total alone."""
         budget, side = self.config.privacy.budget, self.method.client
         filters: list[SpendFilter] = []
         if partition < len(self.clients):
@@ -159,14 +159,14 @@ class Setup:
 
 @dataclass(frozen=True, eq=False)
 class Common:
-    """Common parts of runs of one configuration that differ in seed and in who takes part.
+    """Common parts of runs of one configuration that differ in seed and in the clients that take part.
 
     Attributes
     ----------
     dealt : Dealt
         The examples, and who holds which.
     method : Method
-        Both sides.
+        Both sides of the method.
     learner : Learner
         Trains the clients.
     starts : Tensor
@@ -185,7 +185,7 @@ def prepare(config: Config, memo: Path | None = None) -> Setup:
     Parameters
     ----------
     config : Config
-        Of one run.
+        Configuration of one run.
     memo : Path, optional
         A folder where first rounds are kept, for runs that begin alike; see `Remembering`.
 
@@ -311,7 +311,7 @@ WARNINGS: tuple[Callable[[Setup], Iterable[str]], ...] = (
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot be run, without training anything.
+    """Refuse a configuration that cannot be run, without training.
 
     Raises
     ------
@@ -324,24 +324,24 @@ def check(config: Config) -> None:
 
 
 class _All:
-    """Several filters at once; if one refuses, those before it stay charged: too much, never too little."""
+    """Several filters as one; if a filter refuses, those before it stay charged: too much, never too little."""
 
     def __init__(self, filters: list[SpendFilter]) -> None:
         self._filters = filters
         self.terms = next((f.terms for f in filters if f.terms), None)
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge all."""
+        """Charge every filter."""
         return all(f.admit_spend(spend) for f in self._filters)
 
 
 def here(config: Config) -> Config:
-    """The configuration with the device that it has on this machine."""
+    """Return the configuration with the device that it gets on this machine."""
     return config.model_copy(update={"device": resolve_device(config.device)})
 
 
 def resolve_device(device: str) -> str:
-    """``"auto"`` is a GPU where there is one.
+    """Return the device; ``"auto"`` is a GPU where there is one.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Promise of a run: before anything is trained, from its configuration; afterwards, from its ledgers alone.
 
-Before, the parties are those of the run, with its data, its model and its budgets. They go through its rounds and
-record what each release would cost; nothing is trained, and nothing leaves. Ledgers are added up the same both times.
+For the forecast, the run's parties, with its data, model and budgets, go through its rounds and record what each
+release would cost. Nothing is trained, and nothing leaves. Both ways add up ledgers alike.
 """
 
 import math
@@ -55,8 +55,8 @@ class Promise:
     Attributes
     ----------
     guarantee : Guarantee
-        The total that counts: the trusted server's, or what holds for every client. Of a choice among hypotheses it
-        says nothing: their distance follows from training.
+        The total that counts: the trusted server's, or what holds for every client. It does not cover a choice among
+        hypotheses, whose distance follows from training.
     validation : Guarantee or None
         Of the validation clients, where their losses are releases of their own.
     rounds, planned : int
@@ -64,7 +64,7 @@ class Promise:
     first_apart : float or None
         Distance between the first hypotheses, where there are several.
     at_most : bool
-        Whether a budget is charged what releases tell, so that the run may end before these rounds.
+        Whether a budget is charged by what releases show, so that the run may end before these rounds.
     """
 
     guarantee: Guarantee
@@ -76,7 +76,7 @@ class Promise:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Facts that cannot be said before the run, a sentence each."""
+        """Name the facts that cannot be known before the run, a sentence each."""
         said: list[str] = []
         if self.at_most:
             said.append(
@@ -134,7 +134,7 @@ def promised(setup: Setup) -> Promise:
 
 
 def _charged(book: Ledger) -> bool:
-    """Whether a budget is charged what releases tell, and not their worst case."""
+    """Whether a budget is charged by what releases show, and not by their worst case."""
     return any(entry.spend.charge is not None for entry in book.entries)
 
 
@@ -162,7 +162,7 @@ def choices(
     dimension: int | None = None,
     delta: float | None = None,
 ) -> tuple[Choice, ...]:
-    """Advise what else reaches a total epsilon for this federation, at the configuration's delta or another one."""
+    """Advise on other ways to a total epsilon for this federation, at the configuration's delta or another one."""
     promised, noisy = promise.guarantee, setup.method.noisy
     own = setup.config.privacy.options  # what is planned there stays planned
     planned = round(own.get("examples") or 0)
@@ -326,7 +326,7 @@ def _record_round(
 
 
 def _least(federation: Federation) -> int:
-    """Replies without which there is no round: a sum's noise is whole with so many shares."""
+    """Return the least number of replies for a round: a sum's noise is whole with so many shares."""
     client = federation.method.client
     if federation.parties.site_keys:
         return FEWEST
@@ -361,7 +361,7 @@ def guarantees_of(
 
 
 def _indices(books: Mapping[str, Ledger], delta: float) -> dict[str, Any]:
-    """Return what reported indices of hypotheses tell of the worst client, under central trust."""
+    """Return what reported indices of hypotheses reveal about the worst client, under central trust."""
     worst: list[float] = []
     for book in books.values():
         leakages = [
@@ -376,7 +376,7 @@ def _indices(books: Mapping[str, Ledger], delta: float) -> dict[str, Any]:
 
 
 def _by_cost(clients: Mapping[str, Guarantee], books: Mapping[str, Ledger]) -> list[str]:
-    """Order clients by what they are promised, the worst last."""
+    """Order clients by their promise, the worst last."""
 
     def cost(party: str) -> tuple[bool, float, int, str]:
         guarantee = clients[party]

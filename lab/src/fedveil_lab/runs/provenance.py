@@ -1,4 +1,4 @@
-"""Provenance of a figure: arithmetic and versions in every summary, and what stands beside a committed result."""
+"""Provenance of a figure: the arithmetic and versions in every summary, and the note beside a committed result."""
 
 import platform
 import subprocess
@@ -14,14 +14,14 @@ from fedveil.evidence import versions
 
 
 def provenance(data: str, seeds: Sequence[int]) -> dict[str, Any]:
-    """Command, commit, date, seeds, data, versions and kind of machine of this process.
+    """Collect command, commit, date, seeds, data, versions and kind of machine of this process.
 
     Parameters
     ----------
     data : str
-        What it ran on.
+        Data of its runs.
     seeds : sequence of int
-        Of its runs.
+        Seeds of its runs.
     """
     return {
         "command": _command(),
@@ -44,7 +44,7 @@ def _command() -> str:
 
 
 def commit() -> str:
-    """Commit of the checkout that is imported, "with changes" if its source has some; else the version."""
+    """Return the commit of the imported checkout, "with changes" if its source has some; else the version."""
     roots = [Path(package.__path__[0]).resolve() for package in (fedveil, fedveil_lab)]
 
     def git(root: Path, *arguments: str) -> str:

@@ -28,53 +28,53 @@ _TURN = RLock()  # torch's number of threads and its tracer of models are the pr
 
 
 class Progress(Protocol):
-    """Is told how a run goes."""
+    """Receiver of a run's progress."""
 
     def begin(self, label: str, done: int, rounds: int) -> None:
-        """A run starts, or goes on after `done` rounds."""
+        """Note that a run starts, or goes on after `done` rounds."""
 
     def advance(self, row: Row) -> None:
-        """A round is done."""
+        """Note that a round is done."""
 
     def say(self, text: str) -> None:
-        """Something that the user should know."""
+        """Take a message for the user."""
 
     def end(self) -> None:
-        """The run is over, whatever happened."""
+        """Note that the run is over, whatever happened."""
 
 
 class Silent:
-    """Tells nobody."""
+    """A receiver of progress that shows nothing."""
 
     def begin(self, label: str, done: int, rounds: int) -> None:
-        """Nothing."""
+        """Ignore the start."""
 
     def advance(self, row: Row) -> None:
-        """Nothing."""
+        """Ignore the round."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Ignore the message."""
 
     def end(self) -> None:
-        """Nothing."""
+        """Ignore the end."""
 
 
 @runtime_checkable
 class Judge(Probe, Protocol):
     """Methods of a probe that judges a whole run, such as an attack on it.
 
-    What it keeps lives in the process: a run that was interrupted begins anew.
+    It keeps its state in the process: an interrupted run begins anew.
     """
 
     def begin(self, setup: Setup) -> None:
         """Take what the adversary holds before the run begins."""
 
     def load(self, setup: Setup) -> int:
-        """Parameter vectors that it keeps of a run."""
+        """Return the number of parameter vectors that the judge keeps of a run."""
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """Plain values for the summary, of several runs at once: what is trained for them is trained together."""
+        """Return plain values for the summaries of several runs, whose attack models are trained together."""
 
 
 def run(
@@ -92,20 +92,20 @@ def run(
     Parameters
     ----------
     config : Config
-        Of one run; its ``[compare]`` is not looked at.
+        Configuration of one run; its ``[compare]`` is not read.
     out : path, optional
         The run's folder. Without one the ledgers live in memory and nothing is written.
     resume : bool
         Go on in `out` after the last whole round. With the reproducible source and the same device, the result is the
         same to the bit as without the interruption, on any number of workers.
     progress : Progress, optional
-        Is told how it goes.
+        Receives the progress.
     setting : str
         The run's label; by default the method's name.
     memo : Path, optional
         A folder where first rounds are kept for other runs that begin alike; may be deleted at any time.
     probes : sequence of Probe
-        Measure more after each round; what they return are the row's "figures".
+        Measurements after each round; their results are the row's "figures".
 
     Raises
     ------
@@ -172,7 +172,7 @@ def run(
 
 
 def begin(probes: Sequence[Probe], setup: Setup) -> list[Probe]:
-    """Copies of the probes for one run, told what they need."""
+    """Copy the probes for one run, and give them its setup."""
     own = [copy(probe) for probe in probes]
     for probe in own:
         if isinstance(probe, Judge):
@@ -181,7 +181,7 @@ def begin(probes: Sequence[Probe], setup: Setup) -> list[Probe]:
 
 
 def conclude(runs: Sequence[Sequence[Probe]]) -> list[dict[str, Any]]:
-    """Collect what the probes of several runs of like cells conclude: for each run, by the probe's name."""
+    """Collect the conclusions of the probes of several runs of like cells: for each run, by the probe's name."""
     conclusions: list[dict[str, Any]] = [{} for _ in runs]
     for alike in zip(*runs, strict=True):
         if isinstance(alike[0], Judge):
@@ -191,7 +191,7 @@ def conclude(runs: Sequence[Sequence[Probe]]) -> list[dict[str, Any]]:
 
 
 def judged(probes: Sequence[Probe]) -> bool:
-    """Whether one of them judges the whole run."""
+    """Whether a probe judges the whole run."""
     return any(isinstance(probe, Judge) for probe in probes)
 
 

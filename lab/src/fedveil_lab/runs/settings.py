@@ -30,7 +30,7 @@ class About:
 
 
 def unusual(about: About) -> Iterator[str]:
-    """Warn of a run's oddities before it begins."""
+    """Warn of a run's oddities before the run begins."""
     for odd in (
         _planned_examples,
         _vacuous,

@@ -41,9 +41,9 @@ class Summary:
     Attributes
     ----------
     values : dict
-        What summary.json holds.
+        Contents of summary.json.
     rows : list of dict
-        One a round, as in metrics.jsonl.
+        A row for each round, as in metrics.jsonl.
     """
 
     values: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Summary:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Summary":
-        """A finished run from its folder.
+        """Read a finished run from its folder.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class Summary:
 
     @property
     def setting(self) -> str:
-        """The label in a comparison."""
+        """Label of the run in a comparison."""
         return str(self.values["setting"])
 
     @property
@@ -104,7 +104,7 @@ class Summary:
 def over_rounds(
     runs: Sequence[Summary], figure: Callable[[Row], float | None]
 ) -> dict[int, list[float]]:
-    """A figure of each seed by round, ascending, in the rounds in which all seeds have it."""
+    """Return a figure of each seed by round, ascending, in the rounds in which all seeds have it."""
     values: dict[int, list[float]] = {}
     for run in runs:
         for row in run.rows:
@@ -115,7 +115,7 @@ def over_rounds(
 
 
 def _by_present_names(values: Any) -> dict[str, Any]:
-    """Return what summary.json holds, with its figures under their present names."""
+    """Return the contents of summary.json, with figures under their present names."""
     if values.get("measures", 1) >= MEASURES:
         return dict(values)
     renamed = _renamed(values)
@@ -125,7 +125,7 @@ def _by_present_names(values: Any) -> dict[str, Any]:
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with the measured ones under present names."""
+    """Return the values with measured figures under their present names."""
     renamed = dict(values)
     for name in MEASURED:
         if name in values:
@@ -134,7 +134,7 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
-    """Return what whoever saw no input can do, on what clients hold out: name the most frequent class, or the mean."""
+    """Return the score of a guess without inputs on the clients' held-out examples: the most frequent class, or the mean."""
     held = [
         client.test_y.reshape(-1)
         for client in clients
@@ -177,7 +177,7 @@ def summary_of(
     seconds: float,
     concluded: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what summary.json holds of a run that is over."""
+    """Return the contents of summary.json for a run that is over."""
     config, dataset = setup.config, setup.dealt.dataset
     method, delta = federation.method, config.privacy.budget.delta
     guarantee, parties = guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
@@ -223,14 +223,14 @@ def summary_of(
 
 
 def _malicious(setup: Setup, federation: Federation) -> dict[str, Any]:
-    """Return how far malicious clients got, where there are any."""
+    """Return how well malicious clients succeeded, where there are any."""
     if setup.poisoning is None:
         return {}
     return {"malicious": setup.poisoning.values(federation)}
 
 
 def _weights(setup: Setup) -> dict[str, Any]:
-    """Return the file that the model's weights are from, as it was declared; it is taken as public."""
+    """Return the declared file of the model's weights, which is taken as public."""
     known = weights_in(setup.learner.model)
     if known is None:
         return {}
@@ -238,7 +238,7 @@ def _weights(setup: Setup) -> dict[str, Any]:
 
 
 def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:
-    """Count the clients by their number of releases; of clients that protect themselves."""
+    """Count the clients by their number of releases, for clients that protect themselves."""
     if federation.method.client.trust == "central":
         return {}
     made = Counter[int]()
@@ -249,7 +249,7 @@ def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:
 
 
 def best_of(federation: Federation) -> dict[str, Any]:
-    """Return the least loss of the validation clients, as released, and whose it was."""
+    """Return the least loss of the validation clients, as released, and which model had it."""
     if federation.validators is None or not federation.validators.best.round:
         return {}
     best = federation.validators.best
@@ -257,7 +257,7 @@ def best_of(federation: Federation) -> dict[str, Any]:
 
 
 def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
-    """Measure the first model, where it is one of public examples alone: on what clients hold out, and tested."""
+    """Measure a first model of public examples alone, on the clients' held-out examples and on the test half."""
     if setup.config.model.start != "public":
         return {}
     first, clients = setup.starts[:1], federation.clients
