@@ -1,6 +1,6 @@
-"""What scores of attacks of every family prove: bounds of epsilon and mu, of many runs or of the canaries of one.
+"""Bounds of epsilon and mu that scores of attacks prove: from many runs, or from the canaries of one.
 
-What is in comes first and what is out second, as in `fedveil_lab.attacks.statistics`, and higher means in.
+Scores of what is in come first, of what is out second, as in `fedveil_lab.attacks.statistics`; higher means in.
 """
 
 import math
@@ -37,11 +37,11 @@ class EpsilonBound:
     lower : float
         Lower bound at `confidence`; 0 if nothing is proven.
     ceiling : float
-        What so many runs without a single error would have proven: no audit of this size can say more.
+        Bound that so many runs without an error would prove: no audit of this size proves more.
     delta : float
-        Of the promise that is tested.
+        Delta of the promise that is tested.
     confidence : float
-        Of the bound.
+        Confidence of the bound.
     """
 
     lower: float
@@ -58,11 +58,11 @@ def epsilon_bound(
     delta: float = 0.0,
     confidence: float = CONFIDENCE,
 ) -> EpsilonBound:
-    """Lower bound of epsilon from both error rates at a threshold from elsewhere.
+    """Bound epsilon from below by both error rates at a threshold that was chosen on other runs.
 
     (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta, and the same for the complements. With one-sided bounds
-    TPR_low and FPR_high, each at half the error, epsilon >= log((TPR_low - delta) / FPR_high), and likewise for
-    (1 - FPR_high - delta) / (1 - TPR_low): the same two events, so that the larger one may be taken.
+    TPR_low and FPR_high, each at half the error, epsilon >= log((TPR_low - delta) / FPR_high), and likewise for (1 -
+    FPR_high - delta) / (1 - TPR_low): both rest on the same two events, so the larger one may be taken.
 
     Raises
     ------
@@ -85,16 +85,16 @@ def epsilon_bound(
 def joint_bound(
     judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: float = 0.0
 ) -> EpsilonBound:
-    """Bound what several attacks on the same runs prove together, at 95%: the largest bound, each at its share of the error.
+    """Bound epsilon by several attacks on the same runs, at 95%: the largest bound, each at its share of the error.
 
     The largest of k bounds at 95% is none at 95% (Bonferroni): the more attacks are tried, the sooner one is lucky.
 
     Parameters
     ----------
     judged : sequence of (inside, outside, threshold)
-        As for `epsilon_bound`, one an attack; at least one.
+        Arguments of `epsilon_bound` for each attack; at least one attack.
     delta : float
-        Of the joint bound.
+        Delta of the joint bound.
     """
     each = 1 - (1 - CONFIDENCE) / require_count("judged", len(judged))
     bounds = [epsilon_bound(*one, delta=delta, confidence=each) for one in judged]
@@ -104,12 +104,12 @@ def joint_bound(
 
 
 def epsilon_ceiling(runs: int, delta: float = 0.0) -> float:
-    """The largest epsilon that so many runs in each world can prove, at 95%."""
+    """Return the largest epsilon that so many runs in each world can prove, at 95%."""
     return epsilon_of_rates(rate(runs, runs).low, rate(0, runs).high, delta)
 
 
 def epsilon_of_rates(true: float, false: float, delta: float = 0.0) -> float:
-    """The least epsilon that allows a true positive rate of at least `true` and a false one of at most `false`."""
+    """Return the least epsilon that allows a true positive rate of at least `true` and a false one of at most `false`."""
     bounds = [0.0]
     for above, below in ((true, false), (1 - false, 1 - true)):
         if above > delta and below > 0:
@@ -118,7 +118,7 @@ def epsilon_of_rates(true: float, false: float, delta: float = 0.0) -> float:
 
 
 def mu_of_rates(true: float, false: float) -> float:
-    """The least mu of Gaussian DP that allows such rates; below 0 where they are no better than a guess."""
+    """Return the least mu of Gaussian DP that allows such rates; below 0 where they are no better than a guess."""
     return float(
         scipy.special.ndtri(true) - scipy.special.ndtri(false)
     )  # -inf where nothing is sure
@@ -139,9 +139,9 @@ class GameResult:
     runs : int
         Independent runs of the mechanism in each world (the unit of replication).
     confidence : float
-        Of the bound.
+        Confidence of the bounds.
     rates : tuple of float
-        What both bounds follow from: a lower bound of the true positive rate, an upper one of the false one.
+        Bounds from which both follow: a lower one of the true positive rate, an upper one of the false positive rate.
     """
 
     mu_lower: float
@@ -152,10 +152,10 @@ class GameResult:
     rates: tuple[float, float]
 
     def beyond(self, epsilon: Callable[[float], float], deltas: Sequence[float] = DELTAS) -> float:
-        """By how much the rates exceed a promised curve, delta to epsilon, where they do most; below 0 where nowhere.
+        """Return the most by which the rates exceed a promised curve, delta to epsilon; below 0 if they exceed it nowhere.
 
-        (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta at every delta of the curve: a small one is a blind
-        spot, as few runs bound no small rates.
+        (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta at every delta of the curve. At a small delta little is
+        found, as few runs bound no small rates.
         """
         true, false = self.rates
         return max(
@@ -176,7 +176,7 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
     inside, outside : array
         [n] and [m] scores, one an independent run; at least 4 each.
     confidence : float
-        Of the bound.
+        Confidence of the bounds.
 
     Raises
     ------
@@ -212,13 +212,13 @@ class OneRun:
     mu, epsilon : float
         Lower bounds of the Gaussian-DP parameter, and of epsilon at `delta`; 0 if nothing is proven.
     mu_ceiling, epsilon_ceiling : float
-        The largest that so many canaries can prove.
+        The largest bounds that so many canaries can prove.
     correct, guesses : int
-        At the number of guesses that proved the most mu.
+        Right guesses and all guesses, at the number that proved the most mu.
     canaries : int
-        m.
+        Number m of canaries.
     delta, confidence : float
-        Of the bounds (each by itself).
+        Delta, and confidence of each bound by itself.
     """
 
     mu: float
@@ -240,25 +240,26 @@ def one_run(
     confidence: float = CONFIDENCE,
     shares: Sequence[float] = SHARES,
 ) -> OneRun:
-    """Bounds from the scores of the canaries of one run, each of which was put in or left out by a coin of its own.
+    """Bound mu and epsilon by the scores of one run's canaries, each put in or left out by a coin of its own.
 
     Sources: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run" (arXiv 2305.08846, theorem
     5.2), for (epsilon, delta); Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run"
     (arXiv 2410.22235, algorithm 3 with abstention), for Gaussian DP, which loses less. Both hold whatever the mechanism
-    does to the canaries together. The adversary guesses about those with the highest scores (in) and the lowest (out);
-    how many is fixed beforehand, or several numbers share the error (Bonferroni). Equal scores are guessed wrong.
+    does to the canaries together. The adversary guesses about the canaries with the highest scores (in) and the lowest
+    (out). The number of guesses is fixed beforehand, or several numbers share the error (Bonferroni). Equal scores are
+    guessed wrong.
 
-    A bound is a lower one: it may refute a promise, and never proves one. It has a ceiling: what the same number of
-    guesses would have proven, had all been right.
+    A bound is a lower one: it may refute a promise, and never proves one. Its ceiling is the bound of the same number
+    of guesses, all right.
 
     Parameters
     ----------
     inside, outside : array
         [n] and [m] scores of the canaries that are in and out; at least ten in all.
     delta, confidence : float
-        Of the bounds.
+        Delta and confidence of the bounds.
     shares : sequence of float
-        Of the canaries, about which is guessed.
+        Shares of the canaries about which the adversary guesses.
 
     Raises
     ------
@@ -290,19 +291,20 @@ def paired_run(
     confidence: float = CONFIDENCE,
     shares: Sequence[float] = SHARES,
 ) -> OneRun:
-    """Bounds from pairs of one run, of which a fair coin each put one in and left the other out; see `one_run`.
+    """Bound mu and epsilon by pairs of one run, where a fair coin put one of each pair in and left the other out.
 
-    A coin that falls otherwise replaces one by the other: the bounds are of that. The adversary guesses that the one
-    with the higher score is in, about those pairs whose scores differ most. Equal scores are guessed wrong.
+    A coin that falls otherwise replaces one by the other, so the bounds are for replacement; see `one_run`. Of the
+    pairs whose scores differ most the adversary guesses that the one with the higher score is in. Equal scores are
+    guessed wrong.
 
     Parameters
     ----------
     differences : array
         [m], score of the one that is in less that of the other; at least ten.
     delta, confidence : float
-        Of the bounds.
+        Delta and confidence of the bounds.
     shares : sequence of float
-        Of the pairs, about which is guessed.
+        Shares of the pairs about which the adversary guesses.
 
     Raises
     ------
@@ -324,7 +326,7 @@ def paired_run(
 def _of_guesses(
     tried: Sequence[tuple[int, int]], m: int, delta: float, confidence: float
 ) -> OneRun:
-    """Bounds of several numbers of guesses (right ones, and all), which share the error."""
+    """Make the bounds from several numbers of guesses (right ones, and all), which share the error."""
     sure = 1 - (1 - confidence) / len(tried)
     mu = [mu_bound_of_guesses(right, n, m, sure) for right, n in tried]
     correct, guesses = tried[int(np.argmax(mu))]
@@ -344,7 +346,7 @@ def _of_guesses(
 def epsilon_bound_of_guesses(
     correct: int, guesses: int, canaries: int, delta: float, confidence: float
 ) -> float:
-    """The largest epsilon that so many right guesses refute (theorem 5.2 of 2305.08846).
+    """Return the largest epsilon that so many right guesses refute (theorem 5.2 of 2305.08846).
 
     With B binomial over the guesses at e^epsilon / (e^epsilon + 1), so many or more are right with a probability of at
     most P[B >= correct] + 2 m delta max_i P[correct > B >= correct - i] / i.
@@ -363,10 +365,10 @@ def epsilon_bound_of_guesses(
 
 
 def mu_bound_of_guesses(correct: int, guesses: int, canaries: int, confidence: float) -> float:
-    """The largest mu that so many right guesses refute (algorithm 3 of 2410.22235).
+    """Return the largest mu that so many right guesses refute (algorithm 3 of 2410.22235).
 
-    r and h hold the probabilities of exactly i (weighted) and of more right guesses, from `correct` downward; if they
-    would have to sum to more than the share of guesses, mu-Gaussian DP makes such luck rarer than 1 - confidence.
+    r and h hold the probabilities of exactly i right guesses (weighted) and of more, from `correct` downward. If their
+    sum would exceed the share of guesses, such luck is rarer than 1 - confidence under mu-Gaussian DP.
     """
     _check(correct, guesses, canaries)
 

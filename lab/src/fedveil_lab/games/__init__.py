@@ -1,7 +1,7 @@
-"""Audits: games that are played over cells, and what they say of an attack.
+"""Audits: games that are played over cells, and their verdicts on attacks.
 
-The room is not called like the function ``fedveil.audit``: Python binds a submodule to its package under the name that
-the function has, so that whichever was imported last would hide the other.
+The room is not named ``audit``, like the function ``fedveil.audit``. Python would bind both to one name of the package,
+so that the one imported last would hide the other.
 """
 
 from fedveil_lab.games.game import GAMES as GAMES

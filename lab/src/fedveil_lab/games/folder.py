@@ -1,4 +1,4 @@
-"""Whose a folder of an audit is: one configuration's, one game's, one question's."""
+"""Owner of an audit's folder: one configuration, one game, one question."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ def differing(path: Path, spec: Mapping[str, Any], config: Config) -> Sequence[s
     path : Path
         The folder.
     spec : mapping
-        The game's name, and what is asked.
+        The game's name, and its question.
     config : Config
-        Of what is attacked.
+        Configuration that is attacked.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""Games: which runs to play, and what they say of an attack.
+"""Games: which runs to play, and how to judge an attack by them.
 
 A game is a plain class of a configuration and options. `check` refuses what cannot work before anything is written;
-`cells` are its runs, the undefended federation's among them; `judge` makes verdicts of their outcomes. What the
-adversary sees of a run is the business of the cells' probes: `fedveil_lab.attacks.ServerView` keeps what arrives at the
-server, and a probe that judges a run (`fedveil_lab.runs.runner.Judge`) leaves its figures in the outcome, so that they
-outlive the process. A malicious client is a behaviour of the configuration.
+`cells` are its runs, the undefended federation's among them; `judge` makes verdicts of their outcomes. The cells'
+probes hold the adversary's view of a run. `fedveil_lab.attacks.ServerView` keeps what arrives at the server. A probe
+that judges a run (`fedveil_lab.runs.runner.Judge`) leaves its figures in the outcome, so that they outlive the process.
+A malicious client is a behaviour of the configuration.
 
 A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFIG --game name`` plays it.
 """
@@ -48,7 +48,7 @@ FLAGS = {"world": "--out-world"}  # options that the command line calls otherwis
 
 @dataclass(frozen=True)
 class Refused:
-    """An attack that could not be run, and why."""
+    """An attack that could not be run, with the reason."""
 
     attack: str
     setting: str
@@ -62,13 +62,13 @@ class Judgement:
     Attributes
     ----------
     verdicts : sequence of Verdict
-        One an attack and setting.
+        A verdict for each attack and setting.
     refused : list of Refused
         Attacks that could not be run.
     values : dict
-        What audit.json holds beside both.
+        Further contents of audit.json.
     notes : list of str
-        What only the finished runs show.
+        Notes that only the finished runs allow.
     """
 
     verdicts: Sequence[Verdict]
@@ -81,12 +81,12 @@ Found = TypeVar("Found", bound=Judgement, covariant=True)
 
 
 class Game(Protocol[Found]):
-    """A way of attacking federations; `known` are the names of its attacks."""
+    """A way to attack federations; `known` holds the names of its attacks."""
 
     known: ClassVar[Collection[str]]
 
     def __init__(self, config: Config, compare: bool = False, **options: Any) -> None:
-        """Take what is asked: `compare` means every setting of ``[compare]``; ``attacks`` is one of the options."""
+        """Take the question: `compare` means every setting of ``[compare]``; ``attacks`` is one of the options."""
 
     @property
     def name(self) -> str:
@@ -94,23 +94,23 @@ class Game(Protocol[Found]):
 
     @property
     def config(self) -> Config:
-        """The configuration of what is attacked."""
+        """The configuration that is attacked."""
 
     @property
     def together(self) -> bool:
-        """Whether its runs are many and small, and played side by side."""
+        """Whether the runs are many and small, and are played side by side."""
 
     def question(self) -> dict[str, Any]:
-        """Plain values: what is asked, for the folder."""
+        """Plain values of the question, for the folder."""
 
     def check(self) -> list[str]:
-        """Refuse what cannot work; say what is odd."""
+        """Refuse a question that cannot work; return notes on oddities."""
 
     def cells(self) -> Sequence[Cell]:
         """The runs."""
 
     def judge(self, finished: Finished) -> Found:
-        """Verdicts from finished runs."""
+        """Make verdicts from finished runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +120,13 @@ class Attacking:
     Parameters
     ----------
     config : Config
-        Of one run, or with the settings of a comparison.
+        Configuration of one run, or with the settings of a comparison.
     compare : bool
         Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
     attacks : tuple of str
-        Of those that the game knows; without any, the usual ones.
+        Names of attacks that the game knows; without any, the usual ones.
     replicates : int
-        Units behind a verdict.
+        Number of units behind a verdict.
 
     Raises
     ------
@@ -161,12 +161,12 @@ class Attacking:
 
     @cached_property
     def chosen(self) -> tuple[str, ...]:
-        """The attacks that were asked for, or the usual ones."""
+        """The requested attacks, or the usual ones."""
         return tuple(dict.fromkeys(self.attacks)) or tuple(self.usual())
 
     @cached_property
     def settings(self) -> list["Planned"]:
-        """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+        """List the undefended federation, then the setting of ``[privacy]``, or each of ``[compare]``."""
         return settings_of(self.config, self.compare)
 
 
@@ -190,18 +190,18 @@ GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {}, group="fedveil.g
 def game_of(
     config: Config, name: str | None = None, attacks: Sequence[str] = (), **options: Any
 ) -> Game[Judgement]:
-    """Build a game from what was asked for.
+    """Build a game from a question.
 
     Parameters
     ----------
     config : Config
-        Of what is attacked.
+        Configuration that is attacked.
     name : str, optional
-        Of `GAMES`; by default the game that all `attacks` belong to, and of several the first: participation.
+        Name in `GAMES`; by default the game that all `attacks` belong to, and among several the first: participation.
     attacks : sequence of str
         Names of attacks, or of the game itself, which stands for its usual ones.
     **options
-        Of that game.
+        Options of that game.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def game_of(
 
 
 def _games_of(attack: str | None = None) -> list[str]:
-    """The games that play an attack, or all; participation first."""
+    """List the games that play an attack, participation first; without an attack, all games."""
     names = sorted(GAMES, key=lambda game: game != USUAL)
     chosen = [game for game in names if attack is None or attack in (game, *GAMES[game].known)]
     if not chosen:
@@ -244,7 +244,7 @@ def _games_of(attack: str | None = None) -> list[str]:
 
 
 def spec_of(game: Game[Judgement]) -> dict[str, Any]:
-    """The game's name and what is asked, as spec.json has them."""
+    """Return the game's name and question, as spec.json has them."""
     return {"game": game.name, **game.question()}
 
 
@@ -260,16 +260,16 @@ def play(
     Parameters
     ----------
     game : Game
-        Built.
+        The game.
     out : path, optional
         Keeps the runs; the same call goes on there, and more attacks or replicates find what is there. Another
         configuration, game or question is refused.
     progress : Progress, optional
-        Is told how it goes.
+        Receives the progress.
     jobs : int
-        Runs at once, for games that play theirs one by one.
+        Number of runs at once, for games that play one run at a time.
     executor : callable, optional
-        Makes what runs them instead; see `Store.run`.
+        Makes another executor of the runs; see `Store.run`.
 
     Raises
     ------
@@ -317,7 +317,7 @@ def play(
 
 
 def _played(config: Config) -> dict[str, Any]:
-    """What it was played with; what is not on data says that itself."""
+    """Return the conditions of a game; values that are not measured on data name their source themselves."""
     if not hasattr(config, "data"):
         return {"versions": versions()}
     about = provenance(f"{config.data.name}, as in {config.name}", [config.seed])
@@ -337,7 +337,7 @@ class Planned:
 
 
 def settings_of(config: Config, compare: bool) -> list[Planned]:
-    """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+    """List the undefended federation, then the setting of ``[privacy]``, or each of ``[compare]``."""
     fixed = {"compare": Comparison(), "engine": "local", "device": resolve_device(config.device)}
     fixed["source"] = Randomness()
     single = config.model_copy(update=fixed)

@@ -1,8 +1,8 @@
 """The game of inversion: what the server reconstructs of the images behind one release of each client.
 
-One round of each setting is played on clients that train on a few images of their own: of larger batches less is left,
-and what a client risks at worst is asked. Beside the settings stand noises of known length, nu times the update's, as a
-scale. The last client is not attacked: its images are the server's reference.
+One round of each setting is played on clients that train on a few images of their own. The game asks for a client's
+worst risk, and larger batches reveal less. Noises of known length, nu times the update's, stand beside the settings as
+a scale. The last client is not attacked: its images are the server's reference.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -45,7 +45,7 @@ TRUSTED = "the server is trusted there, and receives what clients trained: what 
 
 @dataclass(frozen=True, eq=False)
 class InversionAudit(Judgement):
-    """A finished game of inversion; `inverted` has the pictures, `promises` what each attacked round promises."""
+    """A finished game of inversion; `inverted` has the pictures, `promises` the promise of each attacked round."""
 
     inverted: Inverted | None = None
     pixels: tuple[float, float] = (0.0, 1.0)
@@ -60,15 +60,15 @@ class InversionGame(Attacking):
     Parameters
     ----------
     config : Config
-        Of one run, or with the settings of a comparison; only its first round is played.
+        Configuration of one run, or with the settings of a comparison; only its first round is played.
     compare : bool
-        Every setting of ``[compare]`` instead of the one of ``[privacy]``.
+        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
     attacks : tuple of str
-        Of `INVERSIONS`; by default those that fit the number of images.
+        Names of `INVERSIONS`; by default those that fit the number of images.
     replicates : int
-        Clients that are attacked, at most; the last one is not.
+        Largest number of attacked clients; the last client is not attacked.
     images : int
-        That each of them trains on.
+        Images on which each attacked client trains.
     double : bool
         Clients train and send float64, in which attacks that solve equations are exact.
     """
@@ -93,17 +93,17 @@ class InversionGame(Attacking):
         return {**asked, "precision": "float64"} if self.double else asked
 
     def usual(self) -> Sequence[str]:
-        """The attacks that fit the number of images."""
+        """List the attacks that fit the number of images."""
         return ONE if self.images == 1 else SEVERAL
 
     @cached_property
     def setups(self) -> list[Setup]:
-        """The setup of each setting; the data are the same."""
+        """Make the setup of each setting; the data are the same."""
         return [prepare(planned.config) for planned in self.settings]
 
     @cached_property
     def runs(self) -> list[Cell]:
-        """One round of each setting, then of each noise; the releases are in its probe, and nothing is kept on disk."""
+        """Make a run for a round of each setting, then of each noise; releases stay in the probe, none on disk."""
         played: list[tuple[str, Setup, Method | None]] = []
         played += [
             (planned.label, setup, None)
@@ -127,7 +127,7 @@ class InversionGame(Attacking):
         return self.runs
 
     def check(self) -> list[str]:
-        """Refuse clients without images enough, and training that cannot be simulated."""
+        """Refuse clients with too few images, and training that cannot be simulated."""
         setup = self.setups[0]
         if (
             setup.dealt.dataset.task != "classification"
@@ -158,7 +158,7 @@ class InversionGame(Attacking):
         return self.judge_telling(finished, Silent())
 
     def judge_telling(self, finished: Finished, progress: Progress) -> InversionAudit:
-        """Attack the releases of each setting, and tell after each."""
+        """Attack the releases of each setting, and report progress after each."""
         views = {cell.label: cast(ReleaseView, cell.probes[0]) for cell in self.runs}
         releases = {label: view.released[:-1][: self.replicates] for label, view in views.items()}
         attacks: list[Inversion] = [INVERSIONS[name]() for name in self.chosen]
@@ -194,7 +194,7 @@ class InversionGame(Attacking):
         )
 
     def _federation(self, setup: Setup, method: Method | None) -> Federation:
-        """Clients that train on a few images; another method where a noise is named."""
+        """Make a federation whose clients train on a few images; a noise has a method of its own."""
         learner = setup.learner
         execution = Execution(learner=learner, single_examples=True)
         changes: dict[str, Any] = {} if method is None else {"method": method}
@@ -209,7 +209,7 @@ class InversionGame(Attacking):
 
     @cached_property
     def _clients(self) -> list[ClientData]:
-        """All clients, each with a few images to train on, the others held out."""
+        """Give each client a few images to train on, and hold out its others."""
         few, clients = self.images, []
         for c in self.setups[0].dealt.clients:
             x, masks = (

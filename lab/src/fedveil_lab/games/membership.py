@@ -1,8 +1,8 @@
 """The game of membership: what the server learns about single records, or persons, in runs as they are configured.
 
-Members are the clients' training records; half of what the clients hold out are non-members, the other half the
-adversary's reference. A person is in with all her records, or out with all; her score is their mean. Each run is
-judged by itself; runs differ in the seed.
+Members are the clients' training records. Half of the held-out records are non-members, the other half are the
+adversary's reference. A person is in or out with all her records; her score is their mean. Each run is judged by
+itself; runs differ in the seed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ BY_CLIENT = ("fedmia", "fedmia-by-class", "fedmia-same-classes")  # attack each 
 
 
 class MembershipView(RecordsView):
-    """A probe that keeps what the server sees and, after the run, says how well each attack did.
+    """A probe that keeps what the server sees, and judges each attack after the run.
 
     Clients that did not reply in every round are left out.
     """
@@ -76,12 +76,12 @@ def records_of(
     models: Tensor,
     table: Sequence[Sequence[Received]] | None,
 ) -> ServerRecords:
-    """Measure the records of clients: members are what they trained on, every second held-out record is one of others.
+    """Measure the records of clients: training records are members, every second held-out record is a non-member.
 
     Parameters
     ----------
     held : sequence of ClientData
-        K clients.
+        Data of K clients.
     tools : (Module, Layout)
         The model, and its layout.
     models : Tensor
@@ -121,7 +121,7 @@ class MembershipGame(Attacking):
     attacks : tuple of str
         Names of `MEMBERSHIPS`; by default all that need no shadow models, on persons if persons are protected.
     replicates : int
-        Runs of each setting, under seeds of their own; from 3 on there is an interval.
+        Runs of each setting, each under its own seed; from 3 runs on there is an interval.
     """
 
     replicates: int = 3
@@ -130,14 +130,14 @@ class MembershipGame(Attacking):
     known: ClassVar[Collection[str]] = MEMBERSHIPS
 
     def usual(self) -> list[str]:
-        """All that need no shadow models and can be played on every client."""
+        """List the attacks that need no shadow models and can be played on every client."""
         people = self.config.privacy.options.get("unit") == "person"
         left_out = (*(() if people else BY_PERSON), *(BY_CLIENT if self.small else ()))
         return [name for name in MEMBERSHIPS if name not in left_out and not shadowed(name)]
 
     @cached_property
     def small(self) -> str:
-        """Clients with too few records to be attacked by themselves, which would tell nothing; or an empty text."""
+        """Name the clients with too few records for an attack of their own; an empty text if there are none."""
         for seed in range(self.config.seed, self.config.seed + self.replicates):
             clients = deal_out(self.config.data, seed).clients
             if self.config.stopping is not None:
@@ -154,14 +154,14 @@ class MembershipGame(Attacking):
 
     @cached_property
     def settings(self) -> list[Planned]:
-        """The undefended federation first; settings that match another's sigma are left out."""
+        """List the undefended federation first; settings that match another's sigma are left out."""
         return [
             planned for planned in settings_of(self.config, self.compare) if not planned.matches
         ]
 
     @cached_property
     def of_run(self) -> dict[tuple[str, int], Cell]:
-        """The cell of every run."""
+        """Return the cell of every run."""
         verdicts = {}
         for planned in self.settings:
             for i in range(self.replicates):
@@ -190,7 +190,7 @@ class MembershipGame(Attacking):
         return list(self.of_run.values())
 
     def judge(self, finished: Finished) -> Judgement:
-        """One verdict an attack and setting, over runs; ``roc`` has rates of the first run, for logarithmic axes."""
+        """Make one verdict for each attack and setting, over runs; ``roc`` has rates of the first run."""
         scores: dict[tuple[str, str], list[dict[str, Any]]] = {}
         refused: dict[tuple[str, str], list[str]] = {}
         roc: dict[str, dict[str, list[list[float]]]] = {}
@@ -246,7 +246,7 @@ def _over_runs(
     bare: Sequence[float],
     refused: Sequence[str],
 ) -> Verdict:
-    """The mean over runs, with Student's interval from three runs on; `refused` says which are not in it, and why."""
+    """Average over runs, with Student's interval from three runs on; `refused` names the attacks left out, and why."""
     values = [float(one["figures"]) for one in runs]
     interval, n = student_interval(values), len(values)
     point, notes, details = float(np.mean(values)), list[str](), dict[str, float]()

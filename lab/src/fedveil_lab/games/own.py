@@ -1,4 +1,4 @@
-"""The game of participation on federations that a function makes: what their cells play, and how they are judged."""
+"""The game of participation on federations that a function makes: its cells, and their verdicts."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ Make = Callable[..., Federation]  # (clients, method, seed), and local= where a 
 def make_one(
     make: Make, clients: Clients, method: AnyMethod | None, seed: int, **more: LocalTraining
 ) -> Federation:
-    """Call a user's function, and refuse what it must not return."""
+    """Call a user's function, and refuse a wrong result."""
     written = "lambda clients, method, seed: fv.Federation(..., clients=clients, method=method, seed=seed)"
     try:
         signature(make).bind(clients, method, seed, **more)
@@ -58,19 +58,19 @@ class OwnGame(Unconfigured):
     Parameters
     ----------
     make : callable
-        Of the federation.
+        Function that makes the federation.
     worlds : mapping of bool to sequence
         The clients, with the target and without.
     settings : mapping of str to method
         The undefended one first.
     rounds, runs : int
-        Of each run, and runs in each world.
+        Rounds of each run, and runs in each world.
     held : tuple of ClientData
-        What the attacker holds: the target's examples, and perhaps others on which nobody trains.
+        The attacker's data: the target's examples, and perhaps others on which nobody trains.
     relation : str
-        Between the worlds.
+        Relation between the worlds.
     delta : float
-        Of the epsilons.
+        Delta of the epsilons.
     """
 
     make: Make
@@ -86,7 +86,7 @@ class OwnGame(Unconfigured):
 
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
-        """The cell of every run; rehearsals and runs have seeds of their own, alike in all settings."""
+        """Return the cell of every run; rehearsals and runs have seeds of their own, alike in all settings."""
         cells = {}
         for case in cases_of(self.settings, [HONEST], max(REHEARSALS, self.runs // 2), self.runs):
             seed = 2 * (case.index + (10**6 if case.phase == "run" else 0)) + case.inside
@@ -122,14 +122,14 @@ class OwnGame(Unconfigured):
 
 
 class LossView:
-    """A probe: what the attacks that need no more than models and examples score in a round.
+    """A probe that scores each round by the attacks that need only models and examples.
 
     Parameters
     ----------
     shadow : ClientData
         The target's examples.
     reference : ClientData, optional
-        Others on which nobody trains, for the calibrated attack; its outsider's model is the first broadcast.
+        Examples on which nobody trains, for the calibrated attack; its outsider's model is the first broadcast.
     """
 
     name = "losses on the target's examples"
@@ -166,7 +166,7 @@ class LossView:
 
 
 def _audited(make: Make, clients: Clients, method: AnyMethod | None, seed: int) -> Federation:
-    """A federation whose clients have no statistics of their own, which these attacks do not model."""
+    """Make a federation; refuse clients with statistics of their own, which these attacks do not model."""
     federation = make_one(make, clients, method, seed)
     if federation.own_buffers:
         accepted = (

@@ -1,4 +1,4 @@
-"""The game of participation: one federation again and again, with and without one client, and what others learn of it.
+"""The game of participation: one federation is played again and again, and others guess whether one client took part.
 
 Played on every setting of a comparison, it sets accuracy beside the success of attacks.
 
@@ -56,27 +56,27 @@ COMPARED = ("loss", "calibrated-loss", "likelihood-ratio", "own-update", "adapti
 @GAMES.register("participation")
 @dataclass(frozen=True, eq=False)
 class ParticipationGame(Attacking):
-    """Game of a client that looks for the participation of another.
+    """Game of a client that tries to detect the participation of another.
 
     Parameters
     ----------
     config : Config
-        Of one run, or with the settings of a comparison; the embedded engine plays it.
+        Configuration of one run, or with the settings of a comparison; the embedded engine plays it.
     compare : bool
         Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
     attacks : tuple of str
-        Of `ATTACKS`; without any, all of them.
+        Names of `ATTACKS`; without any, all of them.
     replicates : int
         Evaluated runs in each world; half as many more (at least 8) are rehearsals.
     target, attacker : int, optional
         Partitions; by default the first client attacks the last.
     colluders : int, optional
-        Clients that pool what they sent, the attacker included; by default 2, where there are so many.
+        Number of clients that pool what they sent, the attacker included; by default 2, where there are so many.
     shadow : {"clean", "noisy", "partial", "public"}
-        What the adversary holds of the target's data.
+        The target's data that the adversary holds.
     world : {"replace", "twin", "remove", "empty", "itself"}, optional
-        What stands in the target's place; by default what the first guarantee's relation stands for, and "replace"
-        where nothing is promised for a client; where that cannot be played, as with natural clients, "remove".
+        What stands in the target's place. The default is the first that can be played of these: the one for the first
+        guarantee's relation, "replace", "remove" (as with natural clients), "empty".
     """
 
     target: int | None = None
@@ -94,12 +94,12 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def dealt(self) -> Dealt:
-        """The data of an ordinary run."""
+        """Deal out the data of an ordinary run."""
         return deal_out(self.config.data, self.config.seed)
 
     @cached_property
     def roles(self) -> World:
-        """Roles: attacker, colluders and target."""
+        """Choose the roles: attacker, colluders and target."""
         if self.world is not None:
             return self._roles(self.world)
         playable = (roles for roles in map(self._roles, self._worlds) if not self._lacking(roles))
@@ -107,7 +107,7 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def _worlds(self) -> list[str]:
-        """What may stand for the world without the target, the usual first: of what is promised, or another client."""
+        """List the worlds without the target that may be played, the usual first: by the promise, or with another client."""
         promised = next(map(world_of, filter(None, map(self._relation, self.settings))), "replace")
         return list(dict.fromkeys((promised, "replace", "remove", "empty")))
 
@@ -116,7 +116,7 @@ class ParticipationGame(Attacking):
         return World.of(n, self.target, self.attacker, stand_in, self.shadow, self.colluders, seed)
 
     def _lacking(self, roles: World) -> FieldError | None:
-        """Why a world cannot be played: nobody is left to stand in, or a client without examples takes no part."""
+        """Return why a world cannot be played: nobody can stand in, or a client without examples takes no part."""
         noisy = [
             planned.label for planned in self.settings if planned.config.privacy.method == "record"
         ]
@@ -136,7 +136,7 @@ class ParticipationGame(Attacking):
         return None
 
     def _relation(self, planned: Planned) -> str:
-        """Relation of what a setting's models promise a client, or ""; metrics beside them have no world."""
+        """Return the relation of a client's promise in a setting's models, or ""; metrics beside them have no world."""
         with suppress(FieldError):
             promise = promised(
                 prepared(planned.config.model_copy(update={"publish": Publishing()}))
@@ -146,12 +146,12 @@ class ParticipationGame(Attacking):
 
     @property
     def rehearsals(self) -> int:
-        """Rehearsed runs in each world."""
+        """Number of rehearsed runs in each world."""
         return max(REHEARSALS, self.replicates // 2)
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
+        """List every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
         matched = any(p.matches for p in self.settings)
         kinds = [HONEST] * (matched or any(name != Active.name for name in self.chosen))
         kinds += [MALICIOUS] * (Active.name in self.chosen)
@@ -159,10 +159,10 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
-        """Cell of each run.
+        """Return the cell of each run.
 
         A setting that matches another's sigma takes the average sigma of the other's rehearsals with the target, as
-        metric privacy's sigma depends on who takes part.
+        metric privacy's sigma depends on the clients that take part.
         """
         planned, cells = {p.label: p for p in self.settings}, dict[Case, Cell]()
         for case in self.cases:
@@ -177,7 +177,7 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def _others(self) -> tuple[type[Attack], ...]:
-        """Attacks that somebody registered, and those that they weigh."""
+        """Return the attacks that a user registered, and those that weigh their scores."""
         kinds = [ATTACKS[name] for name in self.chosen if name in ATTACKS]
         parts = [
             part
@@ -188,7 +188,7 @@ class ParticipationGame(Attacking):
         return tuple(dict.fromkeys(part for part in parts if part not in own))
 
     def rehearsed(self, label: str, cells: Mapping[Case, Cell]) -> tuple[Cell, ...]:
-        """Return the rehearsals with the target of a setting; a setting that matches its sigma uses their average."""
+        """Return the rehearsals with the target of a setting, whose average sigma a matching setting uses."""
         return tuple(
             cells[Case(label, HONEST, "rehearsal", True, i)] for i in range(self.rehearsals)
         )
@@ -197,7 +197,7 @@ class ParticipationGame(Attacking):
         return [*self.of_case.values()]
 
     def check(self) -> list[str]:
-        """Refuse what no adversary could do and what cannot be dealt out; say what is odd."""
+        """Refuse what no adversary could do and what cannot be dealt out; return notes on oddities."""
         last = self.settings[-1].config
         world = self.roles.model_copy(
             update={"anew": False, "stand_in": "empty", "shadow": "clean"}
@@ -242,7 +242,7 @@ class ParticipationGame(Attacking):
                 raise errors[0]
 
     def judge(self, finished: Finished) -> Audit:
-        """Figures from finished runs."""
+        """Compute figures from finished runs."""
         delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
         done = {
             case: Replicate.of(case, finished.outcomes[cell.key])
@@ -275,7 +275,7 @@ class ParticipationGame(Attacking):
 
 
 def _afterthoughts(replicates: Sequence[Replicate]) -> list[str]:
-    """What only the finished runs show."""
+    """Return notes that only the finished runs allow."""
     notes = []
     lacking = [r for r in replicates if r.missing]
     if lacking:
@@ -335,7 +335,7 @@ def attack_settings(config: Config, folder: Path, replicates: int, progress: Pro
 
 
 def with_attacks(summaries: Sequence[Summary], folder: Path) -> list[Summary]:
-    """Summaries of the comparison in a folder with their "audits", in ``comparison.json`` too.
+    """Add "audits" to the summaries of the comparison in a folder, in ``comparison.json`` too.
 
     "audited" says that there was an audit, for a setting against which no attack counts. An attack counts if it works
     without the defence, or evidently against that setting.
@@ -351,7 +351,7 @@ def with_attacks(summaries: Sequence[Summary], folder: Path) -> list[Summary]:
 
 
 def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """By setting: attack, auc, low, high and runs of what counts, the strongest first.
+    """Return attack, auc, low, high and runs of the attacks that count, by setting, the strongest first.
 
     Raises
     ------

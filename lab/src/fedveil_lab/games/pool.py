@@ -21,7 +21,7 @@ class Pool:
     x, y : Tensor
         [N, ...], [N, ...].
     dataset : DataSet
-        Where they are from.
+        Set of these examples.
     """
 
     def __init__(self, x: Tensor, y: Tensor, dataset: DataSet) -> None:
@@ -31,16 +31,16 @@ class Pool:
 
     @property
     def left(self) -> int:
-        """Number of runs that are left."""
+        """Number of examples that are left."""
         return int(self._left.sum())
 
     def short_of(self, size: int, share: Proportions) -> tuple[int, ...]:
-        """Classes of which there are too few for so many examples in these shares."""
+        """List the classes with too few examples for so many in these shares."""
         free = np.bincount(self._strata[self._left], minlength=len(share))
         return tuple(c for c, wanted in enumerate(apportion(size, share)) if wanted > free[c])
 
     def take(self, size: int, share: Proportions, rng: np.random.Generator) -> Tensor:
-        """Rows of so many examples, in these shares of the classes as far as there are any."""
+        """Take the rows of so many examples, in these shares of the classes as far as there are any."""
         chosen: list[int] = []
         for c, wanted in enumerate(apportion(size, share)):
             free = rng.permutation(np.flatnonzero(self._left & (self._strata == c)))
@@ -51,7 +51,7 @@ class Pool:
         return torch.from_numpy(rng.permutation(np.array(chosen + short, dtype=np.int64)))
 
     def client(self, rows: Tensor, name: str, held_out: int = 0) -> ClientData:
-        """Rows as one party's data, the last of them held out."""
+        """Make one party's data of these rows, the last of them held out."""
         train, test = rows[: len(rows) - held_out], rows[len(rows) - held_out :]
         own = self._x[train]
         x = own_scale(own, self._columns, own)
@@ -67,7 +67,7 @@ class Pool:
 
 
 def strata_of(y: Tensor, dataset: DataSet) -> NDArray[np.int64]:
-    """Classes [N], or one stratum for all where there are none."""
+    """Return classes [N], or one stratum for all without classes."""
     return (
         y.numpy().astype(np.int64)
         if dataset.task == "classification"
@@ -76,7 +76,7 @@ def strata_of(y: Tensor, dataset: DataSet) -> NDArray[np.int64]:
 
 
 def proportions_of(y: Tensor, dataset: DataSet) -> Proportions:
-    """Share of each class among these examples."""
+    """Return the share of each class among these examples."""
     strata = strata_of(y, dataset)
     counts = np.bincount(
         strata, minlength=dataset.classes if dataset.task == "classification" else 1
@@ -86,7 +86,7 @@ def proportions_of(y: Tensor, dataset: DataSet) -> Proportions:
 
 
 def apportion(size: int, share: Proportions) -> Sequence[int]:
-    """So many examples in these shares, by largest remainders."""
+    """Distribute so many examples in these shares, by largest remainders."""
     exact = size * share
     quota = np.floor(exact).astype(np.int64)
     for c in np.argsort(-(exact - quota), kind="stable")[: size - int(quota.sum())]:

@@ -1,4 +1,4 @@
-"""Who attacks whom in an audit of participation: the table ``[world]``, and configurations that have one."""
+"""Attackers and targets in an audit of participation: the table ``[world]``, and configurations that have one."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ WORLDS = {
 
 
 def world_of(relation: str) -> str:
-    """Name the world to play for a neighbouring relation: the first that stands for it."""
+    """Name the world to play for a neighbouring relation: the first with that relation."""
     return next(world for world, stands_for in WORLDS.items() if stands_for == relation)
 
 
@@ -43,8 +43,8 @@ COLLUDING = 2  # clients that pool what they sent, where there are so many besid
 class World(Section):
     """``[world]``: the same federation with and without one client.
 
-    Against "replace" an attack may go by the kind of the target's data; against "twin" only by the examples themselves.
-    "itself" checks the attacks.
+    In "replace" an attack may use the kind of the target's data; in "twin" only the examples themselves. "itself"
+    checks the attacks.
 
     Attributes
     ----------
@@ -77,11 +77,11 @@ class World(Section):
 
     @property
     def attacker(self) -> int:
-        """The first colluder, who asks for all."""
+        """The first colluder, who asks on behalf of all."""
         return self.colluders[0]
 
     def roles(self) -> dict[str, Any]:
-        """Return who attacks whom, with what, for reports."""
+        """Return roles and data of attackers and target, for reports."""
         who = {"target": self.target, "attacker": self.attacker, "colluders": self.colluders}
         return {**who, "world": self.stand_in, "shadow": self.shadow}
 
@@ -101,7 +101,7 @@ class World(Section):
         Raises
         ------
         FieldError
-            If there are not two clients, one attacks itself, or more are to collude than there are.
+            If there are not two clients, one attacks itself, or there are fewer clients than colluders.
         """
         if n < 2:
             raise FieldError(
@@ -144,7 +144,7 @@ class AuditedConfig(Config):
     Attributes
     ----------
     world
-        who attacks whom
+        attackers, target, and what stands in its place
     """
 
     data_decide: ClassVar[bool] = False
@@ -153,7 +153,7 @@ class AuditedConfig(Config):
 
     @classmethod
     def of(cls, config: Config, world: World, **changes: Any) -> "AuditedConfig":
-        """Put a world beside a configuration, with other changes of it, without checking either again."""
+        """Combine a configuration and a world, with other changes, without checking either again."""
         values = {name: getattr(config, name) for name in Config.model_fields}
         given = config.model_fields_set | {"world", *changes}
         return cls.model_construct(_fields_set=given, **{**values, **changes, "world": world})
@@ -182,7 +182,7 @@ class AuditedConfig(Config):
         Raises
         ------
         FieldError
-            Naming the first one.
+            If there is such a table; the text names the first one.
         """
         beside = "does not go together with an audit's world"
         if self.stopping is not None:

@@ -53,7 +53,7 @@ class Case:
     inside : bool
         Whether the target takes part.
     index : int
-        From 0.
+        Number of the run, from 0.
     """
 
     setting: str
@@ -70,7 +70,7 @@ class Case:
 def cases_of(
     settings: Iterable[str], kinds: Sequence[str], rehearsals: int, runs: int
 ) -> list[Case]:
-    """Every run of some settings in both worlds, each first with the target."""
+    """List every run of some settings in both worlds, each first with the target."""
     counts = [("rehearsal", index) for index in range(rehearsals)] + [
         ("run", index) for index in range(runs)
     ]
@@ -88,13 +88,13 @@ class Replicate:
     Attributes
     ----------
     case : Case
-        Which one.
+        The run's place in the audit.
     summary : Summary
-        Of the run.
+        Summary of the run.
     scores : dict of str to list of float
-        One a round for each attack that could run.
+        A score for each round, for each attack that could run.
     refused : dict of str to str
-        Attacks that could not, and why.
+        Attacks that could not run, and why.
     missing : sequence of int
         Classes of the target that the shadow set lacks.
     """
@@ -113,12 +113,12 @@ class Replicate:
 
     @property
     def stopped(self) -> str:
-        """Why the run ended early, or ""."""
+        """Reason why the run ended early, or ""."""
         return str(self.summary.values["stopped"])
 
     @property
     def sigma(self) -> float | None:
-        """Sigma of the server's noise, mean over rounds; None without such noise."""
+        """Mean sigma of the server's noise over rounds; None without such noise."""
         return self.summary.noise("sigma") if self.summary.values["trust"] == "central" else None
 
     @property
@@ -130,7 +130,7 @@ class Replicate:
 
 
 def never_drawn(config: Config, n: int, world: World, cases: Sequence[Case]) -> list[Case]:
-    """Cases whose target is in no cohort of n clients: such a run has no target, whatever its world is called."""
+    """List the cases whose target is in no cohort of n clients: such a run has no target, whatever its world is called."""
     size = config.clients_per_round or n
     lost = []
     for case in cases:
@@ -151,9 +151,9 @@ class Sequential:
     Attributes
     ----------
     wanted : float
-        Error rate of either kind that the boundaries are for.
+        Error rate of either kind for which the boundaries are set.
     miss, alarm : Estimate
-        Measured: OUT said of runs with the target, IN of runs without.
+        Measured rates: "out" for runs with the target, "in" for runs without.
     undecided : int
         Runs that ended without a decision, of both worlds.
     rounds_in, rounds_out : float
@@ -170,16 +170,16 @@ class Sequential:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scored(Participation):
-    """One attack in one setting, with what figures are drawn from.
+    """One attack in one setting, with the data for figures.
 
     Attributes
     ----------
     inside, outside : Tensor
         [n, R], evidence after each round of the evaluated runs.
     sequential : Sequential or None
-        Of the adaptive attacks.
+        Decisions, for the adaptive attacks.
     supposed : bool
-        Whether it looks at metrics that are not published so.
+        Whether it looks at metrics that are not published in this way.
     """
 
     inside: Tensor
@@ -207,7 +207,7 @@ class Audit(Judgement):
     settings : tuple of str
         The undefended federation first.
     together : dict of str to EpsilonBound
-        By setting, what all of them prove together at 95%.
+        Joint bound of all attacks at 95%, by setting.
     """
 
     verdicts: list[Scored] = field(default_factory=list)
@@ -216,7 +216,7 @@ class Audit(Judgement):
 
 
 def modes_of(attack: str) -> tuple[str, ...]:
-    """Rows of an attack: one for each way of publishing, where it looks at what is published."""
+    """List the rows of an attack: one for each way of publishing, where it looks at published metrics."""
     return tuple(PUBLISHED) if "metrics" in ATTACKS[attack].needs else ("",)
 
 
@@ -243,17 +243,17 @@ def judge_all(
     Parameters
     ----------
     replicates : mapping
-        Finished ones.
+        Finished replicates.
     settings : sequence of str
         Labels; the first is the federation without its defence.
     attacks : iterable of str
-        Of `ATTACKS`.
+        Names of `ATTACKS`.
     world : str
-        Of `WORLDS`: what stands in the target's place.
+        Name of `WORLDS`: what stands in the target's place.
     delta : float
-        Of the epsilon that is bounded.
+        Delta of the bounded epsilon.
     published : {"off", "noised", "clear"}
-        How clients are shown metrics; attacks on others are supposed.
+        How metrics are published; attacks on other ways are marked as supposed.
     """
     audit = Audit(settings=tuple(settings))
     for attack in attacks:
@@ -276,7 +276,7 @@ def judge_all(
 
 
 def _together(verdicts: Sequence[Scored], delta: float) -> dict[str, EpsilonBound]:
-    """Joint bounds by setting, of attacks on what adversaries really see."""
+    """Make joint bounds by setting, from attacks on what adversaries really see."""
     judged: dict[str, list[tuple[ArrayLike, ArrayLike, float]]] = {}
     for verdict in verdicts:
         threshold = verdict.threshold

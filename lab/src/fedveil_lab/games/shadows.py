@@ -1,10 +1,11 @@
-"""Membership with shadow models: what the scores of `fedveil_lab.attacks.membership` find in the models of one run.
+"""Membership with shadow models: the scores of `fedveil_lab.attacks.membership` on the models of one run.
 
-Three targets: the last global model, what each of a few clients sent last, and what it sent in its last rounds (the
-mean of the scores). Shadow models of the first begin at the first model and see half of all records in question (of
-persons: all records of half of them); those of the others begin at the broadcast and see half of the client's records
-and of as many that it held out. They are trained as clients are, clipped as they clip, and noised as the attacked model
-was, as far as a Gaussian can be; where the noise is inside training, each is the last model of a whole federation.
+There are three targets: the last global model, the last update of each of a few clients, and its updates of the last
+rounds (the mean of the scores). Shadow models of the first target begin at the first model. They see half of all
+records in question, or all records of half of the persons. Those of the others begin at the broadcast, and see half of
+the client's training records and half of as many held-out ones. Shadow models are trained and clipped as clients are,
+and noised as the attacked model was, as far as a Gaussian can be. Where the noise is inside training, each is the last
+model of a whole federation.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,7 +43,7 @@ MODELS, LAST, CLIENTS = (
 
 
 class RecordsView:
-    """A probe of what the server sees that concludes, after the run, how well attacks on single records did."""
+    """A probe that keeps what the server sees, and after the run judges attacks on single records."""
 
     name: ClassVar[str]
     figures: Collection[str] = ()
@@ -53,7 +54,7 @@ class RecordsView:
         self._setup, self._clients, self._view = setup, list(setup.clients), ServerView()
 
     def load(self, setup: Setup) -> int:
-        """Every release."""
+        """Count every release."""
         return setup.config.rounds * (len(setup.dealt.clients) + 1)
 
     @classmethod
@@ -77,7 +78,7 @@ def shadowed(name: str) -> bool:
 
 
 class ShadowView(RecordsView):
-    """A probe that keeps the last models and, after the run, says how well each attack with shadow models did."""
+    """A probe that keeps the last models, and after the run judges each attack with shadow models."""
 
     name = "membership by shadow models, trained round by round"
     shadowed = True
@@ -88,7 +89,7 @@ class ShadowView(RecordsView):
         self._last, self._signals_of = torch.zeros(()), dict[str, list[tuple[list[Signals], int]]]()
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """One round: its releases, and the size of their noise."""
+        """Take one round's releases, and the size of their noise."""
         self._view(seen)
         self._last, layout, side = seen.models[0], seen.federation.layout, self._setup.method.client
         if side.trust == "central":
@@ -120,7 +121,7 @@ class ShadowView(RecordsView):
         ]
 
     def _whole(self, people: bool) -> list[tuple[list[Signals], int]]:
-        """Signals of the last global model."""
+        """Compute signals of the last global model."""
         held_out(self._clients)
         inside, place = _together(self._clients)
         outside, away = _together([_away(client) for client in self._clients])
@@ -142,7 +143,7 @@ class ShadowView(RecordsView):
         return [([signals], inside.examples)]
 
     def _sent(self, last: int) -> list[tuple[list[Signals], int]]:
-        """Signals of what the clients with most records sent in their last rounds."""
+        """Compute signals of the last rounds' updates, for the clients with most records."""
         method = self._setup.method
         if method.noisy is not None:
             raise FieldError(
@@ -181,7 +182,7 @@ class ShadowView(RecordsView):
         places: Tensor | None = None,
         people: bool = False,
     ) -> Signals:
-        """Train shadow models and ask them and the attacked one; `places` says which client has a record."""
+        """Train shadow models, and query them and the attacked one; `places` [N] is the client of each record."""
         learner, seed = self._setup.learner, self._setup.config.seed
         model, layout = learner.model, learner.layout
         if people and asked.person is not None:
@@ -201,7 +202,7 @@ class ShadowView(RecordsView):
         return signals(model, layout, attacked, vectors, inside, asked, others)
 
     def _played(self, number: int, asked: ClientData, places: Tensor, inside: Tensor) -> Tensor:
-        """The last model of the federation itself, whose clients have what one shadow model sees of their records."""
+        """Play the federation with each client's part of one shadow model's records, and return its last model."""
         config = self._setup.config
         clients = [_some(asked, inside & (places == i)) for i in range(len(self._clients))]
         federation = self._setup.made(
@@ -214,7 +215,7 @@ class ShadowView(RecordsView):
         return federation.models[0]
 
     def _noised(self, vectors: Tensor, start: Tensor, noise: Any, bound: Any) -> Tensor:
-        """Shadow models [m, d], clipped and noised as clients do."""
+        """Clip and noise shadow models [m, d] as clients do."""
         layout = self._setup.learner.layout
         if isinstance(noise, dict) and isinstance(
             bound, float
@@ -230,7 +231,7 @@ class ShadowView(RecordsView):
 
 
 def _together(clients: Sequence[ClientData]) -> tuple[ClientData, Tensor]:
-    """All their training records, with whose they are where all say so, and which client has each."""
+    """Join all training records, with their persons where all clients name them, and the client of each record."""
     named = [c.person for c in clients if c.person is not None]
     person = torch.cat(named) if len(named) == len(clients) else None
     places = torch.repeat_interleave(torch.tensor([c.examples for c in clients]))
@@ -240,14 +241,14 @@ def _together(clients: Sequence[ClientData]) -> tuple[ClientData, Tensor]:
 
 
 def _away(client: ClientData) -> ClientData:
-    """What a client holds out."""
+    """Return the client's held-out records."""
     if client.test_x is None or client.test_y is None:
         return _some(client, torch.zeros(client.examples))
     return ClientData(client.test_x, client.test_y, person=client.test_person)
 
 
 def _some(data: ClientData, chosen: Tensor) -> ClientData:
-    """The records for which `chosen` [N] is not 0."""
+    """Return the records for which `chosen` [N] is not 0."""
     rows = chosen.nonzero()[:, 0]
     return ClientData(
         data.x[rows], data.y[rows], person=None if data.person is None else data.person[rows]
@@ -255,7 +256,7 @@ def _some(data: ClientData, chosen: Tensor) -> ClientData:
 
 
 def held_out(clients: Sequence[ClientData]) -> tuple[Tensor, Tensor]:
-    """Collect what clients hold out."""
+    """Join the clients' held-out records."""
     pairs = [
         (c.test_x, c.test_y)
         for c in clients

@@ -1,4 +1,4 @@
-"""What a client and its colluders see of a run, and what every attack on participation scores there."""
+"""The view of a client and its colluders in a run, and the scores of every attack on participation."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,14 +39,14 @@ NOTHING = "the run ended before its first round: there is nothing to observe"
 
 
 class ParticipationView:
-    """A probe of runs of a world: keeps what the adversary sees, and concludes what every attack scores.
+    """A probe of runs of a world: it keeps what the adversary sees, and scores every attack.
 
-    The attacks that watch score every run of an adversary that behaves; those that craft updates, every other.
+    Attacks that only watch score the runs with an honest adversary; attacks that craft updates score the others.
 
     Parameters
     ----------
     others : tuple of type
-        Attacks that are not FedVeil's own: they are played too, and are part of the probe's name.
+        Attacks from other packages: they are played too, and are part of the probe's name.
     """
 
     figures: Collection[str] = ()
@@ -88,7 +88,7 @@ class ParticipationView:
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """``scores`` by attack, one a round; why others were ``refused``; classes the shadow lacks (``missing``)."""
+        """Return ``scores`` by attack, one a round; reasons of ``refused`` ones; classes the shadow lacks (``missing``)."""
         return [
             judge._concluded(outsider)
             for judge, outsider in zip(judges, _outsiders(judges), strict=True)
@@ -146,7 +146,7 @@ class ParticipationView:
             yield name, SideChannel, self.published(publishing, as_set) if central else ()
 
     def published(self, publishing: Publishing, as_set: bool) -> Sequence[Mapping[str, float]]:
-        """Return what clients were shown; published in another way, what they would be shown, with its noise drawn."""
+        """Return the metrics that clients were shown; for another way of publishing, those they would see, with its noise."""
         if as_set:
             return self._shown if all(self._shown) else ()
         if self._last is None:
@@ -172,7 +172,7 @@ def _audited(setup: Setup) -> AuditedSetup:
     Raises
     ------
     FieldError
-        Naming the table that it lacks.
+        If the run lacks the table ``[world]``; the text names it.
     """
     if not isinstance(setup, AuditedSetup):
         raise FieldError("world", None, "who asks about whom: give [world], target and colluders")
@@ -204,7 +204,7 @@ def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
 
 
 def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
-    """The adversaries' own models, trained at once on what each holds beside the target's data."""
+    """Train the adversaries' own models together, each on its data without the target's."""
     first, starts, held, keys = judges[0]._setup, [], [], []
     for judge in judges:
         setup, holders = judge._setup, judge._holders

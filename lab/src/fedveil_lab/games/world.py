@@ -1,8 +1,8 @@
-"""The data of one replicate of an audit: who holds what with and without the target, and what the adversary holds.
+"""The data of one replicate of an audit: the clients' with and without the target, and the adversary's.
 
 Every replicate deals the data out anew under its own seed. A run with the target and one without then differ in nothing
-but the target, and the area under the ROC curve speaks of targets in general; with fixed data it would speak of one
-draw, and an attack that knows nothing could get 0 or 1 by the luck of that draw.
+but the target, and the area under the ROC curve is about targets in general. With fixed data it would be about one
+draw, and an attack without knowledge could get 0 or 1 by the luck of that draw.
 """
 
 from collections.abc import Sequence
@@ -33,20 +33,20 @@ REFERENCE, LEAST = 200, 20  # examples on which nobody trains: wanted, and neede
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """One replicate's data: who holds what.
+    """One replicate's data, by holder.
 
     Attributes
     ----------
     clients : list of ClientData
-        Of the federation.
+        The federation's clients.
     target : int or None
         The target's partition; None without it.
     adversaries : tuple of int
         Partitions of the attacker and its colluders in this federation.
     shadow : ClientData
-        What the adversary takes for the target's.
+        Examples that the adversary takes for the target's.
     reference : ClientData or None
-        On which nobody trains.
+        Examples on which nobody trains.
     missing : tuple of int
         Classes of the target that the shadow lacks.
     """
@@ -66,9 +66,9 @@ class AuditedSetup(Setup):
     Attributes
     ----------
     world : World
-        Who attacks whom.
+        Attackers and target.
     holders : Holders
-        Who holds what, the adversary included.
+        Everybody's data, the adversary's included.
     """
 
     world: World
@@ -81,7 +81,7 @@ class AuditedSetup(Setup):
 
 @dataclass(frozen=True)
 class PullBackTo(Behaviour):
-    """The malicious client of an audit: it pulls the model back to the first one, which `first` [d] is."""
+    """The malicious client of an audit: it pulls the model back to the first one, `first` [d]."""
 
     first: Tensor
 
@@ -166,7 +166,7 @@ def hand_out(spec: Data, dealt: Dealt, world: World, seed: int) -> Holders:
 
 
 def _as_dealt(dealt: Dealt, world: World) -> Holders:
-    """Share the deal of all runs; without the target nobody stands in its place."""
+    """Use the deal of all runs; without the target nobody stands in its place."""
     rng = np.random.default_rng(keyed_seed("paper shadow", world.base))
     shadow = shadow_of(dealt.clients[world.target], world.shadow, dealt.dataset, rng)
     clients = list(dealt.clients)
@@ -176,12 +176,12 @@ def _as_dealt(dealt: Dealt, world: World) -> Holders:
 
 
 def _place(world: World) -> int | None:
-    """Say where the target stands in this federation."""
+    """Return the target's place in this federation."""
     return world.target if world.inside else None
 
 
 def _adversaries(world: World) -> tuple[int, ...]:
-    """Say where the colluders stand in this federation: behind a target that is gone, one place before."""
+    """Return the colluders' places in this federation: one lower for those behind a target that is gone."""
     gone = not world.inside and world.stand_in == "remove"
     places = []
     for partition in world.colluders:
@@ -215,7 +215,7 @@ def _shadow(
 def shadow_of(
     target: ClientData, kind: str, dataset: DataSet, rng: np.random.Generator
 ) -> ClientData:
-    """Take what the adversary holds of the target's training examples.
+    """Take the adversary's share of the target's training examples.
 
     Parameters
     ----------
@@ -224,9 +224,9 @@ def shadow_of(
     kind : {"clean", "noisy", "partial"}
         See `fedveil_lab.games.roles.SHADOWS`.
     dataset : DataSet
-        Where its examples are from.
+        Set of these examples.
     rng : Generator
-        Draws them.
+        Draws the examples.
 
     Raises
     ------
@@ -262,7 +262,7 @@ def shadow_of(
 def _set_apart(
     spec: Data, dealt: Dealt, world: World, rng: np.random.Generator
 ) -> tuple[DataSet | None, Pool]:
-    """Split a set into what is dealt out and a pool: what no client gets, and the set's own test half."""
+    """Split a set into examples to deal out and a pool: those that no client gets, and the set's own test half."""
     dataset, strata = dealt.dataset, strata_of(dealt.dataset.y, dealt.dataset)
     apart = np.zeros(len(strata), dtype=bool)
     if spec.counts is not None:
@@ -285,7 +285,7 @@ def _set_apart(
 
 
 def _reserve(n: int, dataset: DataSet, world: World) -> int:
-    """Count the examples to keep from the n clients, where the test half does not hold enough."""
+    """Count the examples to keep from the n clients, where the test half has too few."""
     total = len(dataset.y)
     reference = min(REFERENCE, max(LEAST, total // 10))
     extra = 0 if dataset.test_y is None else len(dataset.test_y)
@@ -299,7 +299,7 @@ def _reserve(n: int, dataset: DataSet, world: World) -> int:
 def _stand_in(
     target: ClientData, pool: Pool, dataset: DataSet, rng: np.random.Generator, world: World
 ) -> ClientData | None:
-    """Draw another client in the target's place, where the world has one: by everybody's classes, or the target's."""
+    """Draw another client in the target's place, where the world has one: with everybody's classes, or the target's."""
     if world.stand_in not in DRAWN:
         return None
     labels = dataset.y

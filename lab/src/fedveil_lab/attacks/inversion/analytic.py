@@ -1,4 +1,4 @@
-"""What a dense layer's update tells by itself: the input (first layer) and the labels (last layer)."""
+"""What a dense layer's update reveals by itself: the input (first layer) and the labels (last layer)."""
 
 from dataclasses import dataclass
 from math import ceil, prod
@@ -80,7 +80,7 @@ def recover_labels(
 
 
 def _last_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
-    """The last dense layer's update [classes, features (+ 1)], the bias last."""
+    """Return the last dense layer's update [classes, features (+ 1)], the bias last."""
     dense = [name for name, part in known.model.named_modules() if isinstance(part, nn.Linear)]
     weight, bias = _shared(update, known, dense[-1]) if dense else (None, None)
     if weight is None:
@@ -100,14 +100,14 @@ def _last_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
 def _shared(
     update: Tensor, known: ServerKnowledge, name: str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The updates of a layer's weight and bias, None where there is none, or it is not sent."""
+    """Return the updates of a layer's weight and bias; None for one that does not exist or is not sent."""
     views = known.layout.views(update)
     weight, bias = (views.get(f"{name}.{leaf}".lstrip(".")) for leaf in ("weight", "bias"))
     return weight, bias
 
 
 def _whole(wanted: Tensor, total: int) -> Tensor:
-    """Whole counts that add up to `total`, nearest to the wanted ones: largest remainders."""
+    """Round to whole counts that add up to `total`, nearest to the wanted ones: largest remainders."""
     counts = wanted.clamp(min=0).floor().to(torch.int64)
     rest = wanted - counts
     while int(counts.sum()) > total:
@@ -126,7 +126,7 @@ def _whole(wanted: Tensor, total: int) -> Tensor:
 class Analytic(Inversion):
     """Read the input off a dense first layer.
 
-    Analytic inversion: the update of a dense first layer is the input, times a factor that its bias tells.
+    Analytic inversion: the update of a dense first layer is the input, times a factor that the bias's update gives.
 
     Sources: Phong et al. 2018 (IEEE TIFS 13(5)); Geiping et al. 2020 (arXiv 2003.14053, proposition 3.1).
 
@@ -136,12 +136,13 @@ class Analytic(Inversion):
         dL/dW = D x',  dL/db = D          =>  [dL/dW | dL/db] = D [x | 1]', of rank 1
 
     Noise-aware: the nearest matrix of rank 1 (first singular vectors) is the most likely one under equal Gaussian
-    noise; every row tells the same x, so a wider layer leaks longer. The vector is scaled so that its last entry is 1.
+    noise; every row holds the same x, so a wider layer leaks under more noise. The vector is scaled so that its last
+    entry is 1.
 
     Parameters
     ----------
     seed : int
-        Of the dummy examples that stand in for class probabilities with several examples.
+        Seed of the dummy examples, which give class probabilities where there are several examples.
     """
 
     seed: int = 0
@@ -162,7 +163,7 @@ class Analytic(Inversion):
 
 
 def first_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
-    """The update [outputs, inputs + 1] of the dense layer that sees the examples, its bias last.
+    """Return the update [outputs, inputs + 1] of the dense layer that sees the examples, its bias last.
 
     Raises
     ------

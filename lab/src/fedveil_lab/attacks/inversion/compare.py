@@ -29,9 +29,9 @@ class Inverted:
     Attributes
     ----------
     verdicts : tuple of Verdict
-        One an attack and setting.
+        A verdict for each attack and setting.
     originals : Tensor
-        [clients * N, *shape], of all releases of the setting without a defence.
+        [clients * N, *shape], images behind all releases of the setting without a defence.
     images : mapping of (str, str) to Tensor
         Reconstructions in the order of `originals`, by attack and setting.
     refused : mapping of str to str
@@ -61,7 +61,7 @@ def compare_inversion(
     settings : mapping of str to sequence of Captured
         Releases of the same clients, in the same order, under each setting.
     attacks : sequence of Inversion
-        Which; one that cannot use the releases is named in `refused`.
+        Attacks to run; one that cannot use the releases is named in `refused`.
     undefended : str
         The setting without a defence, by which attacks are validated.
     threat : ThreatModel
@@ -71,7 +71,7 @@ def compare_inversion(
     perceptual : callable, optional
         See `scores`.
     told : callable
-        Told after each release that was attacked which attack and setting it was.
+        Called after each attacked release, with the attack and the setting.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def _run(
     perceptual: Perceptual | None,
     tell: Callable[[], None],
 ) -> tuple[list[dict[str, float]], Tensor]:
-    """Scores of each release, and all reconstructions in the order of the originals."""
+    """Return the scores of each release, and all reconstructions in the order of the originals."""
     units, images = [], []
     for release in releases:
         inverted, data = invert(release.received, release.known, attack, threat), release.data
@@ -161,20 +161,20 @@ def judge_inversion(
     Parameters
     ----------
     attack : Inversion
-        Which.
+        The attack.
     setting : str
-        Against what.
+        The setting that was attacked.
     units : sequence of mapping
         `scores` of each release; releases are independent of each other.
     threat : ThreatModel
-        Who attacks.
+        The adversary's capabilities.
     undefended : sequence of mapping, optional
-        The same attack on the same examples where no defence stood. It is valid if its error there is below that of
-        the mean image, a guess that saw no release, with the 95% interval of the difference; see `beats_guessing`.
+        Scores of the same attack on the same examples without a defence. The attack is valid if its error there is
+        below that of the mean image, which saw no release, by the 95% interval of the difference; see `beats_guessing`.
     figure : {"mse", "success", "identified", "labels"}
-        What is judged; the others are details.
+        The judged figure; the others are details.
     replication : str
-        What a unit is: ``"image"`` where every release is of one image, otherwise ``"client"``.
+        A unit: ``"image"`` where every release is of one image, otherwise ``"client"``.
 
     Raises
     ------
@@ -202,5 +202,5 @@ def judge_inversion(
 
 
 def _valid(units: Sequence[Mapping[str, float]]) -> bool | None:
-    """Whether an attack without a defence beats the guess that saw no release."""
+    """Return whether an attack without a defence beats the guess that saw no release."""
     return beats_guessing(mean_interval([u["mean_image"] - u["mse"] for u in units]), 0.0)

@@ -41,15 +41,15 @@ class Cosine(Inversion):
     Parameters
     ----------
     steps : int
-        Of Adam, of one start.
+        Steps of Adam from one start.
     lr : float
         First step, as a share of the pixels' range.
     variation : float
         Weight of the mean total variation where there is no noise.
     restarts : int
-        Further starts; the best objective is returned.
+        Further starts; the result with the best objective is returned.
     seed : int
-        Of the starts.
+        Seed of the starts.
     """
 
     steps: int = 800
@@ -124,7 +124,7 @@ class RunningStatistics(Cosine):
         return prior
 
     def _wanted(self, matching: Matching) -> Statistics:
-        """Mean and variance of each layer, as the server's copy of the buffers has them."""
+        """Return mean and variance of each layer, from the server's copy of the buffers."""
         wanted = []
         for part in layers(matching):
             if part.running_mean is None or part.running_var is None:
@@ -154,7 +154,7 @@ class EstimatedStatistics(RunningStatistics):
 
 
 def layers(matching: Matching) -> list[_Normalisation]:
-    """The normalisation layers.
+    """Find the normalisation layers.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def layers(matching: Matching) -> list[_Normalisation]:
 
 
 def observed(matching: Matching, x: Tensor) -> Statistics:
-    """Mean and variance of what enters each normalisation layer on examples [N, ...], under the start."""
+    """Measure mean and variance of each normalisation layer's inputs on examples [N, ...], under the start."""
     statistics: Statistics = []
 
     def note(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -194,7 +194,7 @@ def observed(matching: Matching, x: Tensor) -> Statistics:
 class SeeThrough(Cosine):
     """Reconstruct from several seeds that agree with each other; see `Cosine` for the other parameters.
 
-    See-Through's group consistency for larger batches: several reconstructions at once, each drawn to their mean.
+    See-Through's group consistency for larger batches: several reconstructions at once, each pulled to their mean.
 
     Source: Yin, Mallya, Vahdat, Alvarez, Kautz and Molchanov 2021 (See Through Gradients, arXiv 2104.07586). Images are
     registered by the Hungarian method among equal labels, not by optical flow, which small pictures do not need.
@@ -208,7 +208,7 @@ class SeeThrough(Cosine):
     Parameters
     ----------
     group : int
-        Seeds.
+        Number of seeds.
     consistency : float
         Weight w.
     register_every : int
@@ -250,7 +250,7 @@ class SeeThrough(Cosine):
 
 
 def in_order(images: Tensor, like: Tensor, labels: Tensor) -> Tensor:
-    """The images [N, ...] in the order of those they resemble most, within equal labels."""
+    """Put images [N, ...] in the order of the ones in `like` that they resemble most, within equal labels."""
     result = images.clone()
     for label in set(labels.tolist()):
         rows = (labels == label).nonzero()[:, 0]
@@ -260,5 +260,5 @@ def in_order(images: Tensor, like: Tensor, labels: Tensor) -> Tensor:
 
 
 def registered(group: Tensor, labels: Tensor) -> Tensor:
-    """The mean of a group [G, N, ...] in the order of its first member."""
+    """Return the mean of a group [G, N, ...] in the order of its first member."""
     return torch.stack([in_order(x, group[0], labels) for x in group]).mean(0)

@@ -41,7 +41,7 @@ class DLG(Inversion):
     Parameters
     ----------
     steps : int
-        Evaluations at most, of one start.
+        Largest number of evaluations from one start.
     restarts : int
         Further starts while the objective is above 1e-6 and above what the noise explains.
     enough : float
@@ -49,7 +49,7 @@ class DLG(Inversion):
     clipping : bool
         Whether the attacker knows of the clipping.
     seed : int
-        Of the starts.
+        Seed of the starts.
     """
 
     steps: int = 400
@@ -98,7 +98,7 @@ class DLG(Inversion):
     def _labels(
         self, received: Received, known: ServerKnowledge, generator: torch.Generator
     ) -> Tensor | None:
-        """Known labels; unknown ones are searched for."""
+        """Return known labels; None where they are searched for."""
         return known.labels
 
 
@@ -122,7 +122,8 @@ class IDLG(DLG):
 class LocalSteps(Inversion):
     """Match the update of several epochs by L-BFGS.
 
-    Several epochs of local training: one set of dummy examples an epoch, tied by what does not depend on their order.
+    One set of dummy examples stands for each epoch of local training. The sets are tied by their mean, which does not
+    depend on the order.
 
     Source: Dimitrov, Balunovic, Konstantinov and Vechev 2022 (Data Leakage in Federated Averaging, arXiv 2206.12395).
 
@@ -138,15 +139,15 @@ class LocalSteps(Inversion):
     Parameters
     ----------
     steps : int
-        Evaluations of the objective at most, of one start.
+        Largest number of evaluations of the objective from one start.
     restarts : int
         Further starts, each with the labels in another order.
     invariance : float
         Weight w.
     enough : float
-        An objective that counts as found.
+        Objective at which a start ends.
     seed : int
-        Of the starts.
+        Seed of the starts.
     """
 
     steps: int = 300

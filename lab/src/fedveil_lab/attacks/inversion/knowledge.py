@@ -1,4 +1,4 @@
-"""The releases of a round that a server inverts, what it knows beside them, and what it brings back."""
+"""The releases of a round that a server inverts, the server's knowledge, and its reconstructions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -39,21 +39,22 @@ class ServerKnowledge(Parameters):
     model : torch.nn.Module
         The architecture; its buffers are the server's own copy of normalisation statistics.
     layout : Layout
-        Of the model.
+        Layout of the model.
     local : LocalTraining
         Learning rate, epochs, batch size, loss. Only plain SGD can be simulated.
     shape : tuple of int
-        Of one example, without the batch axis.
+        Shape of one example, without the batch axis.
     examples : int
         Examples N the client trained on.
     labels : Tensor, optional
         int64 [N], or [N, H, W] where there is a class a pixel, if they are known (capability ``labels``).
     clip : float or mapping of str to float, optional
-        Public norm to which the client cuts its update, or one a layer.
+        Public norm to which the client cuts its update, or a norm for each layer.
     example_clip : float, optional
         Public norm to which the client cuts each example's gradient (record-level DP).
     noise : float or mapping of str to float
-        Deviation of the noise of one coordinate of the update, or one a module; 0 if there is none or it is unknown.
+        Deviation of the noise on one coordinate of the update, or a deviation for each module; 0 if there is none or it
+        is unknown.
     pixels : tuple of float
         Least and largest value of an input.
     reference : Tensor, optional
@@ -78,7 +79,7 @@ class ServerKnowledge(Parameters):
     reference: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no attack here can use."""
+        """Refuse values that no attack here can use."""
         super().__post_init__()
         if self.local.optimizer != "sgd" or self.local.momentum:
             raise FieldError(
@@ -124,7 +125,7 @@ class ServerKnowledge(Parameters):
 
     @property
     def data_range(self) -> float:
-        """Largest difference of two inputs."""
+        """Largest difference between two values of an input."""
         return self.pixels[1] - self.pixels[0]
 
     def deviations(self) -> Tensor:
@@ -143,7 +144,7 @@ class Reconstruction:
     labels : Tensor
         [N], int64, in the order of `images`.
     objective : float
-        What was minimised, at its end; smaller is better among runs of one attack. NaN where nothing is.
+        Final value of the minimised objective; smaller is better among runs of one attack. NaN for attacks without one.
     """
 
     images: Tensor
@@ -153,14 +154,14 @@ class Reconstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Inversion(ABC):
-    """An attack: a file that says whom it follows, what it needs, and by which equation it reconstructs.
+    """An attack: its file names its source, its needs, and the equation by which it reconstructs.
 
     Attributes
     ----------
     name, summary : str
-        For tables; under the name it is registered, the summary is one line.
+        Name in the registry, and a line for tables.
     needs : frozenset of str
-        Capabilities.
+        Capabilities that the attack needs.
     """
 
     name: ClassVar[str]
@@ -187,7 +188,7 @@ def invert(
     known : ServerKnowledge
         What the server knows beside it.
     attack : Inversion
-        How.
+        The attack.
     threat : ThreatModel
         What the adversary can do.
 
@@ -229,7 +230,7 @@ class Captured:
     known : ServerKnowledge
         What the server knows beside it.
     data : ClientData
-        What the client trained on, and what it held out.
+        The client's training and held-out examples.
     """
 
     received: Received
@@ -238,12 +239,12 @@ class Captured:
 
     @property
     def others(self) -> Tensor:
-        """Images of the client that it did not train on."""
+        """Images that the client held out."""
         return self.data.x[:0] if self.data.test_x is None else self.data.test_x
 
     @property
     def mask(self) -> Tensor | None:
-        """The client's sensitive pixels [n, H, W], if every image has some, and others."""
+        """The client's sensitive pixels [n, H, W], if every image has sensitive pixels and others; else None."""
         return (
             self.data.masks if self.data.masks is not None and two_sided(self.data.masks) else None
         )
@@ -252,8 +253,8 @@ class Captured:
 class ReleaseView:
     """A probe that keeps what the server receives in a round, as `Captured` releases, for inversion.
 
-    The server is taken to know each release's noise scale, which adaptive methods hide: the stronger adversary is the
-    right one to judge a defence by. Under central trust it receives what clients trained, unprotected.
+    The server is assumed to know each release's noise scale, which adaptive methods hide: a defence is judged by the
+    stronger adversary. Under central trust it receives what clients trained, unprotected.
 
     Parameters
     ----------
@@ -265,7 +266,7 @@ class ReleaseView:
     Attributes
     ----------
     released : list of Captured
-        Of the last round.
+        Releases of the last round.
     """
 
     name = "releases"
@@ -278,7 +279,7 @@ class ReleaseView:
         self.released: list[Captured] = []
 
     def __call__(self, seen: Seen) -> dict[str, float]:
-        """One round.
+        """Take a round's releases.
 
         Raises
         ------
@@ -316,7 +317,7 @@ def play_round(
     reference: Tensor | None = None,
     pixels: tuple[float, float] = (0.0, 1.0),
 ) -> list[Captured]:
-    """Play one more round of a federation, and hand over what its server receives; see `ReleaseView`."""
+    """Play one more round of a federation, and return what its server receives; see `ReleaseView`."""
     view = ReleaseView(reference, pixels)
     federation.probes.append(view)
     federation.run(federation.round + 1)
@@ -327,7 +328,7 @@ def play_round(
 def defence_of(
     federation: "Federation", partition: int, spend: Spend | None = None
 ) -> dict[str, Any]:
-    """How the client trained, clipped and noised, as `ServerKnowledge` names it.
+    """Return how the client trained, clipped and noised, by the names of `ServerKnowledge`.
 
     `spend` is what the client spent on the release; by default that of the last line of its ledger.
     """
@@ -354,7 +355,7 @@ def defence_of(
 
 
 def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:
-    """Deviation of the noise of one coordinate: of all, or of each module.
+    """Return the deviation of the noise on one coordinate: one number for all, or one for each module.
 
     The n-dimensional Laplace's length follows Gamma(n, 1 / epsilon), so that a coordinate has variance
     (n + 1) / epsilon^2.
@@ -369,7 +370,7 @@ def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:
 
 
 def deviations_of(noise: float | Mapping[str, float], layout: Layout) -> Tensor:
-    """Deviation of the noise of each coordinate, float64 [d]; of one number for all, or one a layer."""
+    """Return the deviation of the noise on each coordinate, float64 [d], from one number or one for each layer."""
     if not isinstance(noise, Mapping):
         return torch.full((layout.size,), float(noise), dtype=torch.float64)
     result = torch.zeros(layout.size, dtype=torch.float64)

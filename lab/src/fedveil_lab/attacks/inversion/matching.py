@@ -1,11 +1,11 @@
 """Find examples whose simulated update matches the one received: distances, priors, and two optimisers.
 
-Noise-aware: with noise of deviation s_j on coordinate j of the received update u, and image differences d that follow
-a Laplace law of scale b, the most likely examples minimise sum_j (u^_j - u_j)^2 / (2 s_j^2) + sum |d| / b.
-A server with reference images of mean m and pixel variance v takes the mean of two laws instead, both about m: that
-of differences, with b measured on the references, and sum (x - m)^2 / (2 v); it begins at m, which is its answer where
-the noise leaves nothing. Every objective is divided by U = sum_j u_j^2 / (2 s_j^2), so that the prior weighs 1 / U;
-without noise only total variation is left, with the attack's own weight.
+Noise-aware: with noise of deviation s_j on coordinate j of the received update u, and image differences d that follow a
+Laplace law of scale b, the most likely examples minimise sum_j (u^_j - u_j)^2 / (2 s_j^2) + sum |d| / b. A server with
+reference images, of mean m and pixel variance v, takes the mean of two laws about m instead: the law of differences,
+with b measured on the references, and sum (x - m)^2 / (2 v). It begins at m, which is its answer where the noise hides
+everything. Every objective is divided by U = sum_j u_j^2 / (2 s_j^2), so that the prior weighs 1 / U; without noise
+only total variation is left, with the attack's own weight.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,13 +39,13 @@ class Matching:
     Parameters
     ----------
     received, known
-        Release, and further knowledge of the server.
+        The release, and the server's further knowledge.
     seed : int
-        Of the dummy examples.
+        Seed of the dummy examples.
     clipping : bool
         Whether the simulated client clips; False is an attack that does not know the defence.
     dtype : torch.dtype
-        Float64 is what L-BFGS wants.
+        Type of the numbers; L-BFGS needs float64.
 
     Attributes
     ----------
@@ -93,14 +93,14 @@ class Matching:
         self.received = update.to(dtype) * self._weights
 
     def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
-        """Logits under the parameters [d]; the module's own buffers stay as they are."""
+        """Return logits under the parameters [d]; the module's own buffers stay as they are."""
         buffers = {name: b.clone() for name, b in self._buffers.items()}
         return outputs_of(
             functional_call(self.module, {**self.known.layout.views(vector), **buffers}, (x,))
         )
 
     def update(self, x: Tensor, y: Tensor) -> Tensor:
-        """The simulated update [d].
+        """Simulate the update [d].
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class Matching:
         return update * factors
 
     def dummy(self, count: int | None = None) -> Tensor:
-        """Examples [count, *shape] to begin with: uniform, or under noise about the mean of reference images."""
+        """Draw the first dummy examples [count, *shape]: uniform, or under noise about the mean of reference images."""
         (low, high), known, dtype = self.known.pixels, self.known, self.start.dtype
         size = (known.examples if count is None else count, *known.shape)
         values = low + (high - low) * torch.rand(size, generator=self.generator, dtype=dtype)
@@ -154,18 +154,18 @@ class Matching:
         return mean + 0.1 * (values - mean)
 
     def euclidean(self, x: Tensor, y: Tensor) -> Tensor:
-        """Squared distance over the squared norm, of the update of examples and labels as `update` takes them."""
+        """Return the squared distance of the update, divided by its squared norm; arguments as in `update`."""
         distance = (self.update(x, y) * self._weights - self.received).square().sum()
         return distance / self.received.square().sum()
 
     def cosine(self, x: Tensor, y: Tensor) -> Tensor:
-        """2 (1 - cosine): the squared distance of the directions."""
+        """Return 2 (1 - cosine), the squared distance of the directions."""
         a, b = self.update(x, y) * self._weights, self.received
         distance: Tensor = 2 * (1 - (a @ b) / (a.norm() * b.norm()).clamp(min=1e-30))
         return distance
 
     def prior(self, x: Tensor, least: float = 0.0) -> Tensor:
-        """Prior of examples [N, ...] by the weight that the noise asks for; `least` is one of mean total variation."""
+        """Return the prior of examples [N, ...]: total variation of weight `least`, and the prior that the noise asks for."""
         known = self.known
         penalty = (
             total_variation(x) * (least / x.numel() / known.data_range)
@@ -187,7 +187,7 @@ class Matching:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Sum of the absolute differences of neighbouring pixels of [..., H, W], smoothed at 1e-3; 0 for other inputs."""
+    """Sum the absolute differences of neighbouring pixels of [..., H, W], smoothed at 1e-3; 0 for other inputs."""
     if x.dim() < 4:
         return x.new_zeros(())
     down, right = x.diff(dim=-2), x.diff(dim=-1)
@@ -207,13 +207,13 @@ def lbfgs(
     Parameters
     ----------
     objective : callable
-        Of a tensor like `first`; scaled here by 1e4, and no step is taken for too small.
+        Function of a tensor like `first`; it is scaled here by 1e4, and no step counts as too small.
     first : Tensor
-        Where to begin.
+        Start.
     bounds : tuple of Tensor
         Least and largest values, like `first`.
     steps : int
-        Evaluations of the objective at most.
+        Largest number of evaluations of the objective.
     enough : float
         Stop once the objective is below.
 
@@ -262,7 +262,7 @@ def signed_adam(
 ) -> tuple[Tensor, float]:
     """Minimise by Adam on the signs of the gradient, the step divided by 10 after 3/8, 5/8 and 7/8, as Geiping et al.
 
-    Every step is cut to the range of the pixels, of which `lr` is a share; returned is the best point.
+    Every step is cut to the range of the pixels; `lr` is a share of that range. Returns the best point.
     """
     point = first.clone().requires_grad_()
     optimizer = torch.optim.Adam([point], lr=lr * (pixels[1] - pixels[0]))

@@ -1,4 +1,4 @@
-"""Attacks on what a deployed server stored of a real run: nothing is trained anew."""
+"""Attacks on a real run from what its deployed server stored: nothing is trained anew."""
 
 from fedveil_lab.games.recorded.game import FAMILIES as FAMILIES
 from fedveil_lab.games.recorded.game import RecordedGame as RecordedGame

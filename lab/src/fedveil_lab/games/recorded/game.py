@@ -1,4 +1,4 @@
-"""The game on a recorded run: three families of attacks, each as far as what is stored allows it."""
+"""The game on a recorded run: three families of attacks, as far as the stored files allow."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -66,30 +66,30 @@ class RecordedGame:
 
     @cached_property
     def stored(self) -> Stored:
-        """The run."""
+        """The stored run."""
         return stored_run(self.folder, self.configured)
 
     @property
     def config(self) -> Config:
-        """The configuration that says who held which examples."""
+        """The configuration whose ``[data]`` and ``[model]`` describe the clients."""
         return self.stored.setup.config
 
     def question(self) -> dict[str, Any]:
-        """Plain values: what is asked, of which model."""
+        """Plain values of the question, and of the model."""
         digest = hashlib.sha256(weights_of(self.folder)).hexdigest()
         asked = list(self.attacks or FAMILIES)
         return {"attacks": asked, "replicates": self.replicates, "model": digest}
 
     def check(self) -> list[str]:
-        """Say what is stored."""
+        """Return what is stored, for the user."""
         return [self.stored.contents()]
 
     def cells(self) -> list[Cell]:
-        """No runs: nothing is trained."""
+        """Return no runs: nothing is trained."""
         return []
 
     def judge(self, finished: Finished) -> Judgement:
-        """One verdict an attack, and why others could not be played."""
+        """Make one verdict for each attack; name the reason for each that could not be played."""
         families: dict[str, Callable[[], _Found]] = {
             MEMBERSHIP: self._membership,
             PARTICIPATION: self._participation,

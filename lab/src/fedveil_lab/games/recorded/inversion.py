@@ -1,4 +1,4 @@
-"""Gradient inversion of answers that a server stored: what it reads of the images behind them."""
+"""Gradient inversion of answers that a server stored: how much of the images behind them it recovers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,9 +27,9 @@ def inverted(stored: Stored, releases: int, names: Sequence[str] = ()) -> Invert
     stored : Stored
         The run.
     releases : int
-        Answers that are attacked, at most.
+        Largest number of attacked answers.
     names : sequence of str
-        Of `INVERSIONS`; by default those that fit the number of examples.
+        Names of `INVERSIONS`; by default those that fit the number of examples.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def inverted(stored: Stored, releases: int, names: Sequence[str] = ()) -> Invert
 
 
 def _captured(stored: Stored, received: Received) -> Captured:
-    """Put beside an answer what the server knows, and the truth to judge by."""
+    """Combine an answer with the server's knowledge, and with the truth to judge by."""
     setup = stored.setup
     data = setup.clients[received.partition]
     x = setup.dealt.dataset.x
@@ -78,7 +78,7 @@ def _captured(stored: Stored, received: Received) -> Captured:
 
 
 def _spent(stored: Stored, received: Received) -> Spend | None:
-    """Return what a client spends on a round by its public quote; None where it quotes none."""
+    """Return the spend of a client's round by its public quote; None without a quote."""
     setup = stored.setup
     public = PublicFacts(
         round=received.round,

@@ -23,7 +23,7 @@ SEVERAL_CLIENTS = "a person is at several clients: her coin fell once, and would
 
 
 def refused(stored: Stored) -> dict[str, str]:
-    """Say which attacks cannot be played on what is stored, and why."""
+    """Name the attacks that cannot be played on the stored files, each with the reason."""
     why: dict[str, str] = {}
     in_groups = _held_out_in_groups(stored)
     for name in MEMBERSHIPS:
@@ -53,7 +53,7 @@ def refused(stored: Stored) -> dict[str, str]:
 
 
 def scored(stored: Stored) -> Iterator[tuple[str, list[Drawn]]]:
-    """Yield each attack that can be played, with the scores of members and of those held out.
+    """Yield each attack that can be played, with the scores of members and of held-out records.
 
     Raises
     ------
@@ -88,13 +88,13 @@ def _persons(stored: Stored) -> bool:
 
 
 def _held_out_in_groups(stored: Stored) -> bool:
-    """Return whether one coin decided about several records."""
+    """Whether one coin decided about several records."""
     group = stored.setup.dealt.dataset.group
     return group is not None and len(torch.unique(group)) < len(group)
 
 
 def _at_several_clients(stored: Stored) -> bool:
-    """Return whether somebody has records at two clients, trained on or held out."""
+    """Whether a person has records at two clients, trained on or held out."""
     seen: set[int] = set()
     for client in stored.setup.clients:
         own: set[int] = set()
@@ -113,7 +113,7 @@ def _owners(clients: Sequence[ClientData]) -> Tensor:
 
 
 def _drawn(name: str, pairs: Pairs, seen: ServerRecords, owners: Tensor) -> list[Drawn]:
-    """Put the strata beside the scores: client and class, within which it was drawn who is held out."""
+    """Add to the scores their strata: client and class, within which the held-out records were drawn."""
     classes = int(seen.y.max()) + 1
     asked = seen.members + seen.others
     inside = seen.owner * classes + seen.y[: seen.members]

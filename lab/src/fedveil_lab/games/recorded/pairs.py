@@ -1,9 +1,9 @@
 """Pairs of one that took part and one that did not, drawn by a fair coin: what right guesses about them prove.
 
 A run is one sample, so nothing can be said about repeated runs. But which of a client's examples it held out was drawn
-at random, within each class. Take two examples of one client and class, one trained on and one held out: which is
-which was decided by a fair coin, independent of all other such pairs. Changing a coin replaces one example by another.
-So `fedveil_lab.attacks.bounds.paired_run` (Steinke et al. 2023, Mahloujifar et al. 2024) applies, with one canary a pair.
+at random, within each class. Take two examples of one client and class, one trained on and one held out. A fair coin,
+independent of all other such pairs, decided which is which. Changing a coin replaces one example by another. So
+`fedveil_lab.attacks.bounds.paired_run` (Steinke et al. 2023, Mahloujifar et al. 2024) applies, with one canary a pair.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ LEAST = 10  # pairs: with fewer no bound is above 0
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Scores of what took part and of what did not, each with the key of its stratum.
+    """Scores of units that took part and of units that did not, each with the key of its stratum.
 
     Attributes
     ----------
     inside, outside : Tensor
         Scores [n] and [m]; higher means in.
     inside_keys, outside_keys : Tensor
-        int64 [n] and [m]. Within one key it was drawn at random who is in.
+        int64 [n] and [m]. Within one key chance decided which units are in.
     """
 
     inside: Tensor
@@ -42,7 +42,7 @@ class Drawn:
 def differences(parts: Sequence[Drawn], seed: int = 0) -> Tensor:
     """Pair the members of each stratum at random: score of the one inside less that of the one outside, [pairs].
 
-    Who is paired follows from the seed alone, so that no score chooses the pairs.
+    The pairs follow from the seed alone, so that no score chooses them.
     """
     draw = torch.Generator().manual_seed(keyed_seed("recorded pairs", seed))
     found: list[Tensor] = []
@@ -61,7 +61,7 @@ def _shuffled(scores: Tensor, draw: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class OrderedPairs:
-    """What right guesses about pairs prove.
+    """Result of right guesses about pairs.
 
     Attributes
     ----------
@@ -86,9 +86,9 @@ def proven_by(found: Tensor, *, delta: float, confidence: float) -> OrderedPairs
     found : Tensor
         [pairs], from `differences`.
     delta : float
-        Of the bound of epsilon.
+        Delta of the bound of epsilon.
     confidence : float
-        Of both bounds.
+        Confidence of both bounds.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def proven_by(found: Tensor, *, delta: float, confidence: float) -> OrderedPairs
 
 
 def exceeds(promise: Guarantee | None, proven: OrderedPairs, delta: float) -> bool | None:
-    """Whether the bounds refute a promise; None if there is none, or it is of regions: it says nothing of who is there.
+    """Whether the bounds refute a promise; None without one, or if it is for regions, which covers no participation.
 
     A promise for leaving one out covers replacing one by another as two steps, so it is read for a group of two. That
     holds for records, persons and clients alike, as both of a pair are of one client.

@@ -1,4 +1,4 @@
-"""Client inference in a recorded run: who answered in which round, and who only validated."""
+"""Client inference in a recorded run: from the clients that answered in each round, and those that only validated."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ REFERENCE = 512  # examples that were held out, in all
 def comparisons(
     stored: Stored,
 ) -> tuple[str, list[tuple[str, Observation, list[int], list[int], Tensor]]]:
-    """Return who can be set beside whom: a text, and for each comparison what is observed and both sides.
+    """Return the clients that can be compared: a text, and for each comparison the observation and both sides.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def comparisons(
 
 
 def scored(stored: Stored) -> tuple[str, Iterator[tuple[str, list[Drawn]]], dict[str, str]]:
-    """Return what is asked, the scores by attack, and which attacks cannot be played.
+    """Return the question, the scores by attack, and the attacks that cannot be played.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _one(
     outside: list[int],
     start: Tensor,
 ) -> Drawn:
-    """Score both sides of a comparison; all clients are of one stratum, as the server drew them."""
+    """Score both sides of a comparison; all clients are in one stratum, as the server drew them."""
     learner = stored.setup.learner
     x, y = held_out(stored.setup.clients)
     reference = ClientData(x[:REFERENCE], y[:REFERENCE]) if len(x) else None

@@ -1,4 +1,4 @@
-"""What the folder of a finished run holds for an attack, and whose data it was trained on."""
+"""Contents of a finished run's folder for an attack, and the data that the run trained on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
