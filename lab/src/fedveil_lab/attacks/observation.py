@@ -1,4 +1,4 @@
-"""What an adversary saw, what it holds, and what it can do: an attack that needs more than that is refused."""
+"""An adversary's observations, data and capabilities: an attack that needs more is refused."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,11 +48,11 @@ class ThreatModel:
     Parameters
     ----------
     who : str
-        For reports.
+        Name of the adversary, for reports.
     capabilities : frozenset of str
-        Of `CAPABILITIES`.
+        Names of `CAPABILITIES`.
     lacking : mapping of str to str
-        Why a capability is missing, for the refusal.
+        Reason for each missing capability, for the refusal.
 
     Raises
     ------
@@ -69,12 +69,12 @@ class ThreatModel:
             require_choice("capabilities", word, CAPABILITIES)
 
     def require(self, attack: str, needs: frozenset[str]) -> None:
-        """Refuse an attack that needs more.
+        """Refuse an attack that needs more than the adversary has.
 
         Raises
         ------
         ThreatError
-            Naming what is missing, and why where that is known.
+            If a capability is missing; the text names it, with the reason if known.
         """
         missing = [
             f"{c!r} ({self.lacking.get(c, CAPABILITIES[c])})"
@@ -97,9 +97,10 @@ class Observation:
     cohort : int
         Clients planned for a round, which is public.
     published : sequence of mapping
-        R of them: the metrics that clients were shown; empty where there were none.
+        Metrics that clients were shown, for each of the R rounds; empty without any.
     sent : Tensor
-        [c, R, d], the updates that the adversary's c clients sent, against the broadcast; 0 where one took no part.
+        [c, R, d], the updates that the adversary's c clients sent, against the broadcast; 0 for a client that took no
+        part.
     """
 
     models: Tensor
@@ -133,9 +134,9 @@ class Received:
     Attributes
     ----------
     round : int
-        From 1.
+        Number of the round, from 1.
     partition : int
-        Who sent it.
+        Client that sent it.
     starts : Tensor
         [k, d], the broadcast of that round.
     model : Tensor
@@ -149,7 +150,7 @@ class Received:
 
     @property
     def start(self) -> Tensor:
-        """The hypothesis [d] nearest to the model: with one, where training began; with several, the best guess."""
+        """The hypothesis [d] nearest to the model: the start of training if there is one hypothesis, else the best guess."""
         return self.starts[int((self.starts - self.model).norm(dim=1).argmin())]
 
     @property
@@ -164,7 +165,7 @@ class ServerView:
     Attributes
     ----------
     received : list of Received
-        In order of rounds and partitions; a reply that is no finite model [d] is left out.
+        Releases in order of rounds and partitions; a reply that is no finite model [d] is left out.
     """
 
     name = "server view"
@@ -187,7 +188,7 @@ class ServerView:
 
 
 def _once(work_out: WorkedOut) -> WorkedOut:
-    """Keep what an adversary works out at models on data."""
+    """Cache an adversary's computation on models and data."""
 
     @wraps(work_out)
     def kept(knowledge: "Knowledge", at: Tensor, data: ClientData) -> Tensor:
@@ -204,16 +205,16 @@ def _once(work_out: WorkedOut) -> WorkedOut:
 class Knowledge:
     """Knowledge of an adversary before a run begins; none of it crosses the boundary during the run.
 
-    Losses and gradients are worked out once: several attacks ask for the same.
+    Losses and gradients are computed once, as several attacks use the same ones.
 
     Attributes
     ----------
     model : torch.nn.Module
         The architecture; every client knows it.
     layout : Layout
-        Of the model.
+        Layout of the model.
     loss : str
-        By which clients train.
+        Loss by which clients train.
     shadow : ClientData
         The adversary's idea of the target's data.
     reference : ClientData, optional
@@ -237,9 +238,9 @@ class Knowledge:
 
     @cached_property
     def _writable(self) -> nn.Module:
-        """A copy of the model in evaluation mode, whose parameters are written over: no model is built for each.
+        """Copy the model in evaluation mode, once; later parameters overwrite those of the copy.
 
-        Its kernels are in the order that `predict` gives them.
+        Its kernels have the memory order that `predict` gives them.
         """
         copy = deepcopy(self.model).eval().requires_grad_()
         for parameter in copy.parameters():
@@ -252,7 +253,7 @@ class Knowledge:
 
     @_once
     def gradient(self, vector: Tensor, data: ClientData) -> Tensor:
-        """Gradient [d] of the mean loss on data, at one model [d], in evaluation mode."""
+        """Compute the gradient [d] of the mean loss on data, at one model [d], in evaluation mode."""
         model, inputs = self._writable, self._inputs
         self.layout.load(model, vector)
         output = outputs_of(model(inputs(data.x)))
@@ -264,7 +265,7 @@ class Knowledge:
 
     @_once
     def loss_of(self, models: Tensor, data: ClientData) -> Tensor:
-        """Mean loss of each of [R] broadcasts [R, k, d] on data: that of the hypothesis that fits best. Float64 [R]."""
+        """Compute the mean loss of [R] broadcasts [R, k, d] on data, each of the hypothesis that fits best; float64 [R]."""
         function, model, rows = loss_of(self.loss), self._writable, []
         batches = [self._inputs(part) for part in torch.split(data.x, 1024)]
         with torch.no_grad():
@@ -280,23 +281,23 @@ class Knowledge:
 
 @dataclass(frozen=True, eq=False)
 class Attack(ABC):
-    """An attack: a file that says whom it follows, what it needs, and by which equation it scores.
+    """An attack: its file names its source, its needs, and the equation by which it scores.
 
     Parameters
     ----------
     knowledge : Knowledge
-        What the adversary has.
+        The adversary's data and models.
     threat : ThreatModel
-        What it can do.
+        The adversary's capabilities.
 
     Attributes
     ----------
     name, summary : str
-        For tables; under the name it is registered, the summary is one line.
+        Name in the registry, and a line for tables.
     needs : frozenset of str
-        Capabilities.
+        Capabilities that the attack needs.
     cumulative : bool
-        Whether scores already hold all rounds so far; otherwise the evidence is their mean.
+        Whether a score covers all rounds so far; otherwise the evidence is the mean of the scores.
     """
 
     knowledge: Knowledge
@@ -308,12 +309,12 @@ class Attack(ABC):
     cumulative: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse an adversary that cannot do this."""
+        """Refuse an adversary that cannot run this attack."""
         self.threat.require(self.name, self.needs)
 
     @abstractmethod
     def run(self, observation: Observation) -> Tensor:
-        """One score a round, float64 [R]; higher means that the target takes part."""
+        """Score each round, float64 [R]; higher means that the target takes part."""
 
     @classmethod
     def evidence(cls, scores: Tensor) -> Tensor:
@@ -325,10 +326,10 @@ class Attack(ABC):
 
 
 class Attacks(Registry[Kind]):
-    """Attacks by name; a class that joins bears it."""
+    """Attacks by name; each registered class gets its name."""
 
     def register(self, name: str) -> Callable[[Kind], Kind]:
-        """A decorator that adds the class it is put on; see `Registry`."""
+        """Make a decorator that registers the class; see `Registry`."""
 
         def add(kind: Kind) -> Kind:
             kind.name = name

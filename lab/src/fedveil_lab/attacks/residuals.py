@@ -1,9 +1,9 @@
-"""Whether noise is what is declared: residuals of many releases against independent standard normal numbers.
+"""Test of declared noise: residuals of many releases against independent standard normal numbers.
 
-What is left of a release without what would have been released without noise, over the declared deviation, is made of
-independent standard normal numbers [parties, rounds, coordinates]. Each test below has an exact null distribution; each
-kind's smallest p-value is multiplied by the tests of that kind and by the number of kinds (Bonferroni), so that a
-level of p is a bound on false alarms, whatever the tests have in common.
+A residual is a release less the same release without noise, divided by the declared deviation. Residuals [parties,
+rounds, coordinates] must be independent standard normal numbers. Each test below has an exact null distribution; each
+kind's smallest p-value is multiplied by the tests of that kind and by the number of kinds (Bonferroni), so that p
+bounds the rate of false alarms, however the tests depend on each other.
 
     single      the smallest number (none: a release without noise) and the largest
     size        sums of squares over blocks of 1, 2, 4, ... coordinates, over each round, odd, even, and all of them,
@@ -53,7 +53,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class _Tests:
-    """Some tests of one kind: the smallest p-value, what was tested there, and how many there are."""
+    """Tests of one kind: the smallest p-value, its place and figure in words, and the number of tests."""
 
     p: float = 1.0
     what: str = ""
@@ -61,7 +61,7 @@ class _Tests:
 
     @classmethod
     def of(cls, p: Array, values: Array, say: str, places: list[str]) -> Self:
-        """P-values and figures of tests at some places; `say` has room for a place and a value."""
+        """Collect p-values and figures of tests at some places; `say` formats a place and a value."""
         at = int(np.argmin(p))
         return cls(float(p[at]), say.format(place=places[at], value=float(values[at])), p.size)
 
@@ -74,7 +74,8 @@ def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
     noise : Tensor
         [k, t, d] float64: residuals of k parties in t rounds over d coordinates, over the declared deviation.
     resolution : float
-        Of the numbers, in deviations: where noise lies on a grid, its width. Smaller numbers count as this one.
+        Resolution of the numbers, in deviations: the width of the grid, if noise lies on one. Smaller numbers count as
+        this one.
 
     Raises
     ------
@@ -121,7 +122,7 @@ def _single(z: Array, resolution: float) -> list[_Tests]:
 
 
 def _blocks(d: int, name: str) -> Iterator[tuple[NDArray[np.int64], Array, list[str]]]:
-    """Starts, widths and names of blocks of 1, 2, 4, ... coordinates; the last one has them all."""
+    """Yield starts, widths and names of blocks of 1, 2, 4, ... coordinates; the last block has them all."""
     width = 1
     while width < d:
         starts = np.arange(0, d, width)
@@ -156,7 +157,7 @@ def _size(z: Array) -> list[_Tests]:
 
 
 def _chi(total: Array, freedom: Array) -> tuple[Array, Array]:
-    """Two-sided p-values of sums of squares, and the shares of the declared deviation."""
+    """Compute two-sided p-values of sums of squares, and the shares of the declared deviation."""
     low, high = (
         scipy.special.gammainc(freedom / 2, total / 2),
         scipy.special.gammaincc(freedom / 2, total / 2),
@@ -165,7 +166,7 @@ def _chi(total: Array, freedom: Array) -> tuple[Array, Array]:
 
 
 def _correlated(products: Array, first: Array, second: Array, n: Array) -> tuple[Array, Array]:
-    """Two-sided p-values of correlations from sums of products and squares over n numbers, and the correlations."""
+    """Compute correlations from sums of products and squares over n numbers, and their two-sided p-values."""
     silent = (first <= 0) | (second <= 0) | (n < 2)  # no noise is found by its size
     r = np.where(silent, 0.0, products / np.sqrt(np.where(silent, 1.0, first * second)))
     p = scipy.special.betainc((np.maximum(n, 2) - 1) / 2, 0.5, np.clip(1 - r**2, 0.0, 1.0))
@@ -173,7 +174,7 @@ def _correlated(products: Array, first: Array, second: Array, n: Array) -> tuple
 
 
 def _rounds(z: Array) -> list[_Tests]:
-    """Of pairs of rounds that share none, so that pairs are independent: single pairs, and two halves of each lag."""
+    """Test pairs of rounds that share no round, so that pairs are independent: single pairs, and two halves of each lag."""
     tests, (parties, rounds, d) = [], z.shape
     squares = (z**2).sum(0)
     pairs = {
@@ -195,7 +196,7 @@ def _rounds(z: Array) -> list[_Tests]:
 
 
 def _strongest(rows: Array, say: Callable[[int, int], str]) -> _Tests:
-    """All pairs of rows; `say` names two."""
+    """Test all pairs of rows; `say` names two of them."""
     squares = np.einsum("ij,ij->i", rows, rows)
     lengths = np.sqrt(np.where(squares > 0, squares, np.inf))  # no noise is found by its size
     r = np.triu((rows / lengths[:, None]) @ (rows / lengths[:, None]).T, 1)

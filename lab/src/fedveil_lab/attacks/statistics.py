@@ -1,8 +1,8 @@
-"""What scores of attacks of every family say: areas and rates, with their uncertainty; `bounds` has epsilon and mu.
+"""Areas and rates from scores of attacks, with their uncertainty; `bounds` has epsilon and mu.
 
-Everywhere the first array holds the scores of what is in (runs with the target, members, canaries that are in), the
-second those of what is out, and higher means in: the direction is fixed before. Thresholds come from elsewhere
-(rehearsals, or the first half in `fedveil_lab.attacks.bounds.bound`): on what is judged nothing is fitted.
+The first array always holds scores of what is in (runs with the target, members, canaries that are in), the second
+scores of what is out. Higher means in; the direction is fixed beforehand. Thresholds come from other runs (rehearsals,
+or the first half in `fedveil_lab.attacks.bounds.bound`): nothing is fitted to the judged scores.
 """
 
 import math
@@ -23,7 +23,7 @@ EXPECTED_ALARMS = 10  # a rate of true positives is given where so many non-memb
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and the interval that the number of runs allows."""
+    """A figure, and its interval from so many runs."""
 
     point: float
     low: float
@@ -31,7 +31,7 @@ class Estimate:
 
 
 def auc(inside: ArrayLike, outside: ArrayLike) -> float:
-    """The probability that a run with the target scores above one without it; ties count half."""
+    """Return the probability that a run with the target scores above one without it; ties count half."""
     return float(wins(_scores("inside", inside), _scores("outside", outside)).mean())
 
 
@@ -44,28 +44,28 @@ def auc_interval(
     confidence: float = CONFIDENCE,
     widened: bool = True,
 ) -> Estimate:
-    """The area under the ROC curve with a percentile bootstrap over runs, each world resampled by itself.
+    """Estimate the area under the ROC curve by a percentile bootstrap over runs, each world resampled by itself.
 
-    Near 0 and 1 few resamples hold a pair that is out of order, and the bootstrap is too narrow: at 30 + 30 runs and a
-    true area of .98 it held it in 81 to 90% of 400 simulated audits. The interval is therefore widened to that of
-    Newcombe (2006, method 5, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic"),
-    with which it held it in over 99%.
+    Near 0 and 1 few resamples hold a pair that is out of order, and the bootstrap is too narrow. At 30 + 30 runs and a
+    true area of .98 its interval held the area in 81 to 90% of 400 simulated audits. It is therefore widened to
+    Newcombe's interval (2006, method 5, "Confidence intervals for an effect size measure based on the Mann-Whitney
+    statistic"), which held the area in over 99%.
 
-    Where the worlds are separated perfectly the bound is exact: among min(n, m) disjoint pairs each is in order with
-    probability AUC, so AUC^min(n, m) is at least the probability of what was seen, and (alpha / 2)^(1 / min(n, m)) is
-    the least AUC that cannot be ruled out, whatever the laws of the scores. Nothing less than perfect separation rules
-    out more, so no interval ends closer to its side.
+    Where the worlds are separated perfectly the bound is exact. Each of min(n, m) disjoint pairs is in order with
+    probability AUC, so AUC^min(n, m) is at least the probability of perfect separation. Hence (alpha / 2)^(1 / min(n,
+    m)) is the least AUC that cannot be ruled out, whatever the laws of the scores. Less than perfect separation cannot
+    rule out more, so no interval ends closer to its side.
 
     Parameters
     ----------
     inside, outside : array
-        [n] and [m] scores, one a run; at least two each.
+        [n] and [m] scores, one for each run; at least two each.
     seed : int
         Of the bootstrap.
     resamples : int
         Of the bootstrap.
     confidence : float
-        Of the interval.
+        Confidence of the interval.
     widened : bool
         False leaves the bare percentile bootstrap, which is too narrow: for statistics that are defined by it.
     """
@@ -93,7 +93,7 @@ def auc_interval(
 
 
 def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:
-    """False and true positive rates at every threshold, from (0, 0) to (1, 1)."""
+    """Return false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
     first, second = np.sort(_scores("inside", inside)), np.sort(_scores("outside", outside))
     cuts = np.unique(np.concatenate([first, second]))[::-1]
     true = 1 - np.searchsorted(first, cuts, side="left") / len(first)
@@ -102,9 +102,9 @@ def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def best_threshold(inside: ArrayLike, outside: ArrayLike) -> float:
-    """The threshold (a score at or above it says IN) of the least sum of error rates, for runs that are not judged.
+    """Choose the threshold with the least sum of error rates, for other runs; a score at or above it says IN.
 
-    The middle of the widest gap among equals, so that it does not sit on a run.
+    Among equals it is the middle of the widest gap, so that it equals no run's score.
     """
     first, second = np.sort(_scores("inside", inside)), np.sort(_scores("outside", outside))
     values = np.unique(np.concatenate([first, second]))
@@ -117,7 +117,7 @@ def best_threshold(inside: ArrayLike, outside: ArrayLike) -> float:
 
 
 def rate(hits: int, runs: int, confidence: float = CONFIDENCE) -> Estimate:
-    """A rate with its exact interval (Clopper and Pearson 1934)."""
+    """Estimate a rate with its exact interval (Clopper and Pearson 1934)."""
     require_count("runs", runs)
     if not 0 <= hits <= runs:
         raise FieldError("hits", hits, f"must be 0 to {runs}")
@@ -127,14 +127,14 @@ def rate(hits: int, runs: int, confidence: float = CONFIDENCE) -> Estimate:
 
 
 def rate_lows(hits: ArrayLike, runs: int, share: float) -> Floats:
-    """Lower bounds of rates (Clopper and Pearson), each too large with a chance of `share`."""
+    """Return lower bounds of rates (Clopper and Pearson), each too large with a chance of `share`."""
     found = np.asarray(hits)
     safe = np.maximum(found, 1)
     return np.where(found > 0, scipy.special.betaincinv(safe, runs - safe + 1, share), 0.0)
 
 
 def rate_highs(hits: ArrayLike, runs: int, share: float) -> Floats:
-    """Upper bounds of rates (Clopper and Pearson), each too small with a chance of `share`."""
+    """Return upper bounds of rates (Clopper and Pearson), each too small with a chance of `share`."""
     found = np.asarray(hits)
     safe = np.minimum(found, runs - 1)
     return np.where(found < runs, scipy.special.betaincinv(safe + 1, runs - safe, 1 - share), 1.0)
@@ -152,7 +152,7 @@ def runs_for_rate(alpha: float) -> int:
 
 
 def true_rate_at(inside: ArrayLike, outside: ArrayLike, alpha: float) -> Estimate | None:
-    """True positive rate where the false one is at most alpha; None where too few runs could tell.
+    """Estimate the true positive rate where the false one is at most alpha; None where runs are too few.
 
     The threshold is the empirical quantile of the runs without the target, so the interval is that of the true
     positives alone.
@@ -166,9 +166,9 @@ def true_rate_at(inside: ArrayLike, outside: ArrayLike, alpha: float) -> Estimat
 
 
 def log_roc(inside: ArrayLike, outside: ArrayLike, points: int = 100) -> tuple[Floats, Floats]:
-    """False and true positive rates for logarithmic axes.
+    """Return false and true positive rates for logarithmic axes.
 
-    The false ones go from 10 / m to 1 in equal ratios: below that, fewer than ten non-members decide.
+    The false rates go from 10 / m to 1 in equal ratios: below 10 / m fewer than ten non-members decide.
     """
     false, true = roc(inside, outside)
     grid = np.geomspace(min(1.0, EXPECTED_ALARMS / np.size(outside)), 1.0, points)
@@ -179,14 +179,14 @@ def log_roc(inside: ArrayLike, outside: ArrayLike, points: int = 100) -> tuple[F
 
 
 def mean_interval(values: ArrayLike, *, shares: bool = False) -> Estimate:
-    """The mean of independent figures [n] with a percentile bootstrap; of rates that are all 0 or 1, exact.
+    """Estimate the mean of independent figures [n] by a percentile bootstrap; for rates that are all 0 or 1, exactly.
 
     Parameters
     ----------
     values : array
-        [n], one a unit.
+        [n], one for each unit.
     shares : bool
-        Whether they are rates.
+        Whether the values are rates.
     """
     numbers = np.asarray(values, dtype=np.float64)
     if shares and bool(np.isin(numbers, (0.0, 1.0)).all()):
@@ -200,7 +200,7 @@ def mean_interval(values: ArrayLike, *, shares: bool = False) -> Estimate:
 
 
 def student_interval(values: ArrayLike) -> Estimate | None:
-    """The mean of figures [n] of independent runs with Student's interval; None for fewer than three."""
+    """Estimate the mean of figures [n] of independent runs with Student's interval; None for fewer than three."""
     numbers = np.asarray(values, dtype=np.float64)
     n, point = len(numbers), float(np.mean(numbers))
     if n < 3:
@@ -212,14 +212,14 @@ def student_interval(values: ArrayLike) -> Estimate | None:
 def rates(
     inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float
 ) -> tuple[Estimate, Estimate]:
-    """True and false positive rate at a threshold from elsewhere, each with its exact interval."""
+    """Estimate true and false positive rate at a threshold from other runs, each with its exact interval."""
     first, second = _scores("inside", inside), _scores("outside", outside)
     true = rate(int((first >= threshold).sum()), len(first), confidence)
     return true, rate(int((second >= threshold).sum()), len(second), confidence)
 
 
 def _newcombe(point: float, n: int, m: int, z: float) -> tuple[float, float]:
-    """Areas whose own standard error, by the shape of two exponential laws, puts `point` z of them away."""
+    """Return the areas whose own standard error, by the shape of two exponential laws, puts `point` z of them away."""
     most = (n + m) / 2 - 1
 
     def excess(area: float) -> float:
@@ -232,13 +232,13 @@ def _newcombe(point: float, n: int, m: int, z: float) -> tuple[float, float]:
 
 
 def wins(inside: Floats, outside: Floats) -> Floats:
-    """Whether each score of the first [n] lies above each of the second [m]; ties count half. Their mean is the AUC."""
+    """Return whether each score of the first [n] lies above each of the second [m]; ties count half; the mean is the AUC."""
     won: Floats = (inside[:, None] > outside[None]) + 0.5 * (inside[:, None] == outside[None])
     return won
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:
-    """Scores as an array [n]; one that is not a number cannot say IN."""
+    """Return scores as an array [n]; refuse one that is not a number."""
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or len(scores) < 2:
         raise FieldError(name, scores.shape, "must be one score a run, of at least 2 runs")

@@ -1,4 +1,4 @@
-"""Verdict: what one attack reached against one setting, whatever its family, and what may not be read into it."""
+"""Verdict: the result of one attack of any family against one setting, and what must not be read into it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,26 +32,26 @@ class Verdict:
     Parameters
     ----------
     attack, setting : str
-        Which attack, and against what.
+        Names of the attack, and of the setting that was attacked.
     figure : str
-        What is measured, with its unit: ``"AUC"``, ``"MSE (pixel range 1)"``, ``"success rate"``.
+        The measured figure, with its unit: ``"AUC"``, ``"MSE (pixel range 1)"``, ``"success rate"``.
     point, low, high : float
         The estimate and its 95% interval; `low` and `high` equal `point` where there is no replication.
     n : int
         Independent units behind the interval.
     replication : str
-        What such a unit is: one run, one image, one client.
+        The kind of unit: one run, one image, one client.
     without_defence : float or None
-        The same figure of the same attack where no defence stood.
+        The same figure of the same attack without a defence.
     valid : bool or None
         Whether the attack beats guessing without the defence, see `beats_guessing`. If it does not, the figure says
         nothing about the defence. None if that was not measured, or in too few runs for an interval.
     threat : str
-        Who attacks.
+        The adversary's capabilities.
     details : mapping of str to float
         Further figures by name.
     notes : sequence of str
-        What has to be said beside the figures.
+        Notes that belong beside the figures.
 
     Raises
     ------
@@ -85,26 +85,26 @@ class Verdict:
 
     @classmethod
     def of(cls, estimate: Estimate | float, **rest: Any) -> Self:
-        """The verdict of an estimate, or of a figure without an interval."""
+        """Make the verdict of an estimate, or of a figure without an interval."""
         one = estimate if isinstance(estimate, Estimate) else Estimate(estimate, estimate, estimate)
         return cls(point=one.point, low=one.low, high=one.high, **rest)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 def beats_guessing(figure: Estimate | None, guess: float) -> bool | None:
-    """Whether guessing is ruled out: the 95% interval of a figure lies above what a guess reaches.
+    """Return whether guessing is ruled out: the 95% interval of a figure lies above the result of a guess.
 
-    The column ``valid`` of every audit is this, of the same attack without the defence.
+    The column ``valid`` of every audit is this value for the same attack without the defence.
 
     Parameters
     ----------
     figure : Estimate or None
         Larger is better for the attacker; None without an interval, and then the answer is None.
     guess : float
-        What whoever saw nothing reaches: .5 for an AUC, 0 for what is gained over a guess.
+        Result of a guess: .5 for an AUC, 0 for what is gained over a guess.
     """
     return None if figure is None else bool(figure.low > guess)
 
@@ -116,13 +116,13 @@ class Participation(Verdict):
     Attributes
     ----------
     runs : tuple of int
-        With and without the target.
+        Number of runs with and without the target.
     threshold : float or None
-        From rehearsals; None without any.
+        Threshold from rehearsals; None without any.
     advantage, epsilon : Estimate, EpsilonBound or None
-        At that threshold.
+        Advantage, and bound of epsilon, at that threshold.
     relation : str
-        Between the two worlds; what `epsilon` is about.
+        Relation between the two worlds, for which `epsilon` is a bound.
     true_rates : dict of str to (Estimate or None)
         True positive rate at each false positive rate, None where there are too few runs.
     """
@@ -169,22 +169,22 @@ def judge(
     relation: str = "",
     threat: str = "",
 ) -> Participation:
-    """Judge an attack by its verdicts, one a run.
+    """Judge an attack by its score for each run.
 
     Parameters
     ----------
     attack, setting : str
         Names.
     inside, outside : array
-        [n], [m] verdicts of the evaluated runs.
+        [n], [m] final scores of the evaluated runs.
     rehearsed : pair of array, optional
-        Verdicts of other runs, for the threshold.
+        Final scores of other runs, for the threshold.
     threshold : float, optional
-        Or the threshold itself, e.g. 0 for a log-likelihood ratio.
+        The threshold itself, e.g. 0 for a log-likelihood ratio.
     delta : float
-        Of the epsilon that is bounded.
+        Delta of the bounded epsilon.
     relation, threat
-        For the result.
+        Values for the result.
     """
     inside, outside = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
     resamples = int(min(RESAMPLES, max(200, _WORK // max(1, inside.size * outside.size))))

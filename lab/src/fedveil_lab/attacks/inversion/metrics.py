@@ -1,4 +1,4 @@
-"""How near reconstructions come to their originals."""
+"""Measures of how near reconstructions come to their originals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import log10
@@ -22,7 +22,7 @@ _EXACT = "donot_use_mm_for_euclid_dist"  # products lose small distances to roun
 
 
 def mse(original: Tensor, reconstruction: Tensor) -> Tensor:
-    """Mean squared error of each image [n, ...]; float64 [n]."""
+    """Return the mean squared error of each image [n, ...]; float64 [n]."""
     _check(original, reconstruction)
     return (
         (original.to(torch.float64) - reconstruction.to(torch.float64)).square().flatten(1).mean(1)
@@ -30,7 +30,7 @@ def mse(original: Tensor, reconstruction: Tensor) -> Tensor:
 
 
 def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float) -> Tensor:
-    """Structural similarity of each image [n, c, H, W], mean over channels; float64 [n].
+    """Return the structural similarity of each image [n, c, H, W], mean over channels; float64 [n].
 
     Source: Wang et al. 2004, with the uniform window, the unbiased covariance and the cut border of scikit-image.
 
@@ -43,7 +43,7 @@ def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float) -> Tens
 
 
 def _similarity(original: Tensor, reconstruction: Tensor, data_range: float) -> Tensor:
-    """Structural similarity of each window, float64 [n, c, H - WINDOW + 1, W - WINDOW + 1]."""
+    """Return the structural similarity of each window, float64 [n, c, H - WINDOW + 1, W - WINDOW + 1]."""
     _check(original, reconstruction)
     if not _windowed(original):
         raise FieldError(
@@ -75,10 +75,10 @@ def matched(originals: Tensor, reconstructions: Tensor) -> Tensor:
 
 
 def identified(originals: Tensor, reconstructions: Tensor, others: Tensor) -> Tensor:
-    """Whether each reconstruction [n, ...] is nearer to its original than to any other image [m, ...]; bool [n].
+    """Return whether each reconstruction [n, ...] is nearer to its original than to any other image; bool [n].
 
-    `others` are images of the same client that were not trained on in the round, or the nearest thing to them; the
-    other originals of the batch count too. One that equals the original does not count against it.
+    `others` [m, ...] are images of the same client on which the round did not train, or similar ones. The other
+    originals of the batch count too. An image equal to the original is ignored.
     """
     _check(originals, reconstructions)
     rows = reconstructions.to(torch.float64).flatten(1)
@@ -89,21 +89,21 @@ def identified(originals: Tensor, reconstructions: Tensor, others: Tensor) -> Te
 
 
 def labels_recovered(truth: Tensor, recovered: Tensor) -> float:
-    """Share of the labels [n] that were found, as multisets."""
+    """Return the share of the labels [n] that were found, as multisets."""
     classes = int(torch.cat([truth, recovered]).max()) + 1
     counts = [torch.bincount(x, minlength=classes) for x in (truth, recovered)]
     return float(torch.minimum(*counts).sum()) / len(truth)
 
 
 def _windowed(images: Tensor) -> bool:
-    """Whether they are images [n, c, H, W] into which a window fits."""
+    """Whether the inputs are images [n, c, H, W] into which a window fits."""
     return images.dim() == 4 and min(images.shape[2:]) >= WINDOW
 
 
 def region_and_rest(
     original: Tensor, reconstruction: Tensor, mask: Tensor, *, data_range: float
 ) -> dict[str, Tensor]:
-    """Figures inside and outside of a mask, ``region_mse``, ``rest_mse``, ``region_psnr``, ...; each float64 [n].
+    """Return figures inside and outside of a mask, ``region_mse``, ``rest_mse``, ``region_psnr``, ...; float64 [n] each.
 
     ``ssim`` is the mean over windows whose centre lies on that side. It is left out for images smaller than the window,
     and where an image has no such window.
@@ -163,14 +163,14 @@ def scores(
     perceptual: Perceptual | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """All figures of one release, means over its images, with those of two guesses that saw no release.
+    """Return all figures of one release, as means over its images, and the errors of two guesses without a release.
 
     Parameters
     ----------
     originals, labels : Tensor
-        [n, ...] and [n], what the client trained on.
+        [n, ...] and [n], the client's training examples.
     reconstruction : Reconstruction
-        Of that release.
+        Reconstruction from that release.
     data_range : float
         Largest difference of two pixels.
     others : Tensor
@@ -180,7 +180,7 @@ def scores(
     perceptual : callable, optional
         ``(originals, reconstructions) -> [n]``, such as LPIPS with weights of your own; none comes with FedVeil.
     seed : int
-        Of the guess ``random_image``.
+        Seed of the guess ``random_image``.
 
     Returns
     -------
@@ -218,7 +218,7 @@ def scores(
 
 
 def mean_scores(units: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the releases that have the figure (a release without a mask has none of a region)."""
+    """Average each figure over the releases that have it (a release without a mask has none of a region)."""
     names = dict.fromkeys(name for unit in units for name in unit)
     return {name: fmean(unit[name] for unit in units if name in unit) for name in names}
 

@@ -47,13 +47,13 @@ class SPEAR(Inversion):
     Parameters
     ----------
     candidates : int
-        Directions tried in one sweep.
+        Directions that one sweep tries.
     sweeps : int
-        Sweeps at most, until the activations of what was found fit.
+        Largest number of sweeps; the search ends once the activations of the found images fit.
     polish : int
-        Alternations under noise.
+        Number of alternations under noise.
     seed : int
-        Of the candidates.
+        Seed of the candidates.
     """
 
     candidates: int = 400
@@ -120,13 +120,13 @@ class _Rows:
     noise: Tensor
 
     def zeros(self, directions: Tensor) -> Tensor:
-        """Which rows vanish along each of the directions [c, N]; [c, m]."""
+        """Mark the rows that vanish along each of the directions [c, N]; [c, m]."""
         widths = 3 * (directions * self.noise).norm(dim=1, keepdim=True)
         widths = widths.clamp(min=100 * REWEIGHTED * float(self.left.abs().max()))
         return (directions @ self.left.T).abs().lt(widths)
 
     def sparse(self, directions: Tensor) -> Tensor:
-        """Draw each direction [c, N] to a sparse one near by."""
+        """Move each direction [c, N] to a sparse one near by."""
         count = directions.shape[1]
         squares = (self.left[:, :, None] * self.left[:, None]).flatten(1)
         width = (directions @ self.left.T).abs().median(1, keepdim=True).values
@@ -143,13 +143,13 @@ class _Rows:
         return directions
 
     def agreed(self, direction: Tensor) -> Tensor:
-        """The direction that all the rows that vanish along it agree on."""
+        """Return the direction that fits best all rows that vanish along the given one."""
         rows = self.left[self.zeros(direction[None])[0]]
         return torch.linalg.svd(rows).Vh[-1] if len(rows) >= len(direction) - 1 else direction
 
 
 def _kernels(left: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors [count, N], each orthogonal to N - 1 random rows that are not 0."""
+    """Draw unit vectors [count, N], each orthogonal to N - 1 random rows that are not 0."""
     left = torch.nn.functional.normalize(left[left.norm(dim=1) > 100 * REWEIGHTED], dim=1)
     order = torch.rand(count, len(left), generator=generator).argsort(1)
     chosen = left[order[:, : left.shape[1] - 1]]
@@ -159,7 +159,7 @@ def _kernels(left: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _independent(pool: Tensor) -> Tensor:
-    """Directions of the pool [c, N], in its order, that those before do not span; others never can, up to APART."""
+    """Choose, in order, the directions of the pool [c, N] that the ones before do not span, up to APART."""
     chosen: list[Tensor] = []
     rest = pool
     while len(chosen) < pool.shape[1]:
@@ -174,7 +174,7 @@ def _independent(pool: Tensor) -> Tensor:
 
 
 def _scaled(images: Tensor, known: ServerKnowledge) -> Tensor:
-    """Rows [N, n + 1] scaled so that their last entry is 1, within the range of the pixels."""
+    """Scale rows [N, n + 1] so that their last entry is 1, and cut them to the range of the pixels."""
     last = images[:, -1:]
     images = torch.nan_to_num(images / torch.where(last == 0, torch.ones_like(last), last))
     images[:, :-1] = images[:, :-1].clamp(*known.pixels)
@@ -183,7 +183,7 @@ def _scaled(images: Tensor, known: ServerKnowledge) -> Tensor:
 
 
 def _polished(change: Tensor, images: Tensor, before: Tensor, known: ServerKnowledge) -> Tensor:
-    """One alternation: D with the zeros that these images' activations tell, then the images."""
+    """Make one alternation: D with the zeros of these images' activations, then the images."""
     active = (before @ images.T > 0).to(change.dtype)
     gram = images @ images.T
     systems = active[:, :, None] * gram * active[:, None] + torch.diag_embed(1 - active)
@@ -192,6 +192,6 @@ def _polished(change: Tensor, images: Tensor, before: Tensor, known: ServerKnowl
 
 
 def _misfit(change: Tensor, images: Tensor) -> float:
-    """Share of the squared update that no D explains with these images."""
+    """Return the share of the squared update that no D explains with these images."""
     rest = change - change @ torch.linalg.pinv(images) @ images
     return float(rest.square().sum() / change.square().sum())

@@ -1,4 +1,4 @@
-"""Which records was a model trained on, and whose are they: at an outsider, a client or the server."""
+"""Membership: which records a model was trained on, and whose they are, asked by an outsider, a client or the server."""
 
 from fedveil_lab.attacks.bounds import OneRun as OneRun
 from fedveil_lab.attacks.bounds import one_run as one_run

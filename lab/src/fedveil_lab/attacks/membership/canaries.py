@@ -1,4 +1,4 @@
-"""Canaries: crafted clients and records, in or out by a coin, whose trace in the releases is looked for.
+"""Canaries: crafted clients and records, in or out by a coin, and the search for their traces in the releases.
 
 Sources: crafted clients, Andrew et al. 2023, "One-shot empirical privacy estimation for federated learning" (arXiv
 2302.03098), here with orthogonal directions and rigorous bounds (`one_run`); crafted records, Nasr et al. 2023 (arXiv
@@ -8,11 +8,11 @@ Sources: crafted clients, Andrew et al. 2023, "One-shot empirical privacy estima
     local     client j sends C u or -C u;        score: sum of its releases along u, each over the variance of its noise
     record    a crafted record is in a client's data or not;                        score: minus the final model's loss
 
-With `contrast` a canary acts in odd rounds alone, and even rounds count against it: noise that is drawn anew is only
-added up, noise that is used again cancels.
+With `contrast` a canary acts in odd rounds alone, and the scores of even rounds are subtracted. Fresh noise then adds
+up, and noise that is used again cancels.
 
-Canary clients are clients: with four hospitals a hundred canaries are another federation, so what is audited is the
-method as it is implemented, at the canaries' number of clients.
+Canary clients are clients: a hundred canaries beside four hospitals are another federation. So the audit covers the
+implemented method, with as many clients as there are canaries.
 """
 
 from dataclasses import dataclass
@@ -63,9 +63,10 @@ class CanaryRun:
     scores, inside : Tensor
         [m] float64, higher means in; [m] bool, the coins.
     guarantee : Guarantee
-        What the audited party's ledger promises for the whole run; of the dearest client where that is local.
+        Promise of the audited party's ledger for the whole run; under local trust that of the client with the largest
+        cost.
     bound : OneRun
-        What it proves.
+        Bounds that the run proves.
     """
 
     scores: Tensor
@@ -75,12 +76,12 @@ class CanaryRun:
 
     @classmethod
     def of(cls, scores: Tensor, inside: Tensor, guarantee: Guarantee, delta: float) -> Self:
-        """With the bound that the scores prove, on epsilon at `delta`."""
+        """Make a run with the bound that its scores prove, on epsilon at `delta`."""
         return cls(scores, inside, guarantee, one_run(scores[inside], scores[~inside], delta=delta))
 
 
 def coins(m: int, seed: int) -> Tensor:
-    """Fair and independent, [m] bool."""
+    """Toss m fair and independent coins, [m] bool."""
     draw = torch.Generator().manual_seed(keyed_seed("canary coins", seed))
     return torch.rand(m, generator=draw) < 0.5
 
@@ -102,23 +103,23 @@ def server_canaries(
     Parameters
     ----------
     side : ServerSide
-        Of a central method.
+        Server side of a central method.
     m : int
-        Canaries; the model has as many coordinates.
+        Number of canaries, and of the model's coordinates.
     length : float
-        Of a canary's update; longer than C to see whether it is clipped.
+        Length of a canary's update; above C it shows whether updates are clipped.
     relation : {"zero-out", "replace-one"}
-        What a canary that is out sends: nothing, or the opposite.
+        A canary that is out sends nothing, or the opposite.
     rounds : int
-        A canary is in (or out) in all of them.
+        Number of rounds; a canary is in, or out, in all of them.
     contrast : bool
         Act in odd rounds alone, and score them less the even ones.
     delta : float
-        Of the bound on epsilon.
+        Delta of the bound on epsilon.
     seed : int
-        Of the coins, and of the noise without a `source`.
+        Seed of the coins, and without a `source` of the noise.
     source : Source, optional
-        Of the noise.
+        Source of the noise.
     """
     require_choice("relation", relation, ("zero-out", "replace-one"))
     require_count("m", m, 10)
@@ -167,14 +168,14 @@ def client_canaries(
     Parameters
     ----------
     side : ClientSide
-        Of a local method.
+        Client side of a local method.
     m, dimension : int
-        Canaries, and coordinates of the model.
+        Number of canaries, and of the model's coordinates.
     length : float
-        Of an update, which lies along all coordinates evenly.
+        Length of an update, which lies along all coordinates evenly.
     follow : int
-        Rounds before those that are audited: all canaries send the same, and the server, which may send what it likes,
-        answers each with its own release. Noise that follows the similarity with the last global update is then least.
+        Rounds before the audited ones. In them all canaries send the same update, and the server answers each with its
+        own release. Noise that follows the similarity with the last global update is then least.
     layer_scores : tuple of float, optional
         Public scores of as many layers, of about equal size, for a method that splits its budget by them; default: one
         layer.
@@ -243,17 +244,17 @@ def orthogonal_records(
 
     The model is linear and starts at 0; record j has coordinate j alone, and is long enough that its gradient is
     clipped: gradients of different records are orthogonal, and each has a coordinate of the model of its own. A person
-    has as many such records as are used of one.
+    has as many such records as the method uses of one person.
 
-    At region level all m are there, and differ in marked content alone: coordinate j is marked in record j, and holds
-    its long value or, by the coin, the blank 0 (under ``"replace-one"`` the opposite value).
+    At region level all m records are present, and differ in marked content alone: coordinate j is marked in record j,
+    and holds its long value or, by the coin, the blank 0 (under ``"replace-one"`` the opposite value).
 
     Parameters
     ----------
     side : ClientSide
-        Of a record-level method (or a region-level one, with blank 0), for two classes.
+        Client side of a record-level method (or a region-level one, with blank 0), for two classes.
     m : int
-        Canaries.
+        Number of canaries.
     rounds, delta, seed, source
         See `server_canaries`.
     """
@@ -295,13 +296,13 @@ def record_canaries(
     Parameters
     ----------
     data : ClientData
-        The client's.
+        The client's data.
     m, classes : int
-        Canaries, and classes to draw labels from.
+        Number of canaries, and of classes from which labels are drawn.
     seed : int
-        Of the images (pixels uniform between the data's least and largest), the labels and the coins.
+        Seed of images, labels and coins; pixels are uniform between the data's least and largest.
     each : int
-        Records of one canary; where the data say whose theirs are, canaries are persons of their own.
+        Records of one canary; where the data name persons, each canary is a person of its own.
 
     Returns
     -------
@@ -327,24 +328,24 @@ def record_canaries(
 
 
 def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verdict:
-    """Set the bound of a run beside what the ledger declares, and say whether the promise is broken.
+    """Compare the bound of a run with the ledger's promise, and say whether the promise is broken.
 
     Parameters
     ----------
     setting : str
-        For reports.
+        Name of the setting, for reports.
     run : CanaryRun
-        Of either trust.
+        Run under central or local trust.
     distance : float, optional
-        Euclidean, between a canary's two updates, where the promise is a curve over distance.
+        Euclidean distance between a canary's two updates, where the promise is a curve over distance.
 
     Returns
     -------
     Verdict
-        Its figure is mu or epsilon, whichever is declared; one-sided, so that low, point and high are the same. The
-        detail "independent mu" is a bound by `fedveil_lab.attacks.bound` that loses less, where scores are
-        independent given the coins, as for local releases, or isotropic noise on canaries along other coordinates. By
-        the same rates, "beyond the curve" says by how much a promised curve is exceeded at the delta where it is most.
+        Its figure is mu or epsilon, whichever is declared; one-sided, so that low, point and high are equal. The detail
+        "independent mu" is a tighter bound by `fedveil_lab.attacks.bound`. It holds if scores are independent given the
+        coins, as for local releases, or for isotropic noise on canaries along different coordinates. By the same rates,
+        "beyond the curve" is the most by which a promised curve is exceeded at one delta.
     """
     promise, bound = run.guarantee, run.bound
     by_epsilon = isinstance(promise.bound, ZCDP | PLD | MetricDP)

@@ -1,8 +1,8 @@
-"""What the server measures of records in every round, and the attacks on membership by name that score it.
+"""Measurements of records by the server in every round, and the named attacks on membership that score them.
 
-An attack of yours is a function of `ServerRecords` that returns the scores of members and of others, once for all or
-once a client; it joins with ``@MEMBERSHIPS.register(name)``. Scores of shadow models join with `register_score` in
-`fedveil_lab.attacks.membership.scores`.
+An attack of yours is a function of `ServerRecords`. It returns the scores of members and of others, once for all
+clients or once for each, and joins with ``@MEMBERSHIPS.register(name)``. Scores of shadow models join with
+`register_score` in `fedveil_lab.attacks.membership.scores`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,21 +26,21 @@ Pairs = Sequence[
 
 
 def fed_mia(measure: Tensor, target: int) -> Tensor:
-    """Scores [N] that the records are the target client's.
+    """Score [N] each record by how likely it is the target client's.
 
     FedMIA: the server takes the other clients' updates for the null hypothesis; no shadow models.
 
     Source: Zhu et al. 2024, "FedMIA: an effective membership inference attack exploiting the all for one principle"
-    (arXiv 2402.06289): per round and record, where does the measure under the target client's update lie among the
-    others'?
+    (arXiv 2402.06289): for each round and record, where does the measure under the target client's update lie among the
+    measures under the others'?
 
         score(i) = mean over rounds of Phi((m[r, target, i] - mean over others) / deviation over others)
 
     The measure m is the received model's log-odds of the true class. Where clients hold different classes (Dirichlet
-    .1) the null is wrong: others do not know the class, whoever the record belongs to, and the score says whose class
-    it is. `by_class` therefore standardises what each client's update does to a record by what it does to *reference*
-    records of the same class, which nobody trained on. How much of an AUC is knowledge of the class shows against
-    non-members with the members' classes (`same_classes`).
+    .1) the null is wrong: the other clients do not know the class, and the score shows only who holds it. So `by_class`
+    standardises the effect of each client's update on a record by its effect on *reference* records of the same class,
+    on which nobody trained. Non-members with the members' classes (`same_classes`) show how much of an AUC is knowledge
+    of the class.
 
     Threat model: honest-but-curious server with the records in question, and with reference records for `by_class`.
 
@@ -66,7 +66,7 @@ def fed_mia(measure: Tensor, target: int) -> Tensor:
 
 
 def by_class(measure: Tensor, y: Tensor, reference: Tensor, reference_y: Tensor) -> Tensor:
-    """The measure, standardised by each client's mean and deviation on reference records of the same class.
+    """Standardise the measure by each client's mean and deviation on reference records of the same class.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
     members, others : Tensor
         Classes [n] and [m].
     seed : int
-        Of the draw.
+        Seed of the draw.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
 
 
 def guess(measure: Tensor) -> Tensor:
-    """Index [N] of the client whose measure [K, N] (minus the loss, say) is largest."""
+    """Name the client whose measure [K, N] (minus the loss, say) is largest for each record; index [N]."""
     return measure.argmax(0)
 
 
@@ -153,9 +153,9 @@ class ServerRecords:
     owner : Tensor
         [N], index of the client that trains on each member.
     others : int
-        M.
+        Number M of others.
     persons : tuple of Tensor, optional
-        Whose the members, and whose the M + L others are; in their order.
+        Persons of the members, and of the M + L others, in their order.
     """
 
     losses: Tensor
@@ -172,7 +172,7 @@ class ServerRecords:
 
     @cached_property
     def own(self) -> list[Tensor]:
-        """Indices of each client's members.
+        """List the indices of each client's members.
 
         Raises
         ------
@@ -195,11 +195,11 @@ class ServerRecords:
         return [fed_mia(asked, client) for client in range(len(self.own))]
 
     def split(self, scores: Tensor) -> Pairs:
-        """Members and others of scores [N + M, or more]."""
+        """Split scores [N + M, or more] into those of members and of others."""
         return [(scores[: self.members], scores[self.members : self.members + self.others])]
 
     def by_client(self, scores: Sequence[Tensor]) -> Pairs:
-        """Each client's members, and all others, of its own scores [N + M]."""
+        """Split each client's own scores [N + M] into those of its members and of all others."""
         return [
             (one[mine], one[self.members :]) for one, mine in zip(scores, self.own, strict=True)
         ]
@@ -210,7 +210,7 @@ class ServerRecords:
         Raises
         ------
         FieldError
-            If nobody says whose the records are.
+            If the records name no persons.
         """
         if self.persons is None:
             raise FieldError("data.person", None, "clients do not say whose their records are")
@@ -225,14 +225,14 @@ class ServerRecords:
 
 
 def fedmia_by_class(seen: ServerRecords) -> Pairs:
-    """With the measure standardised by class on the reference records."""
+    """Apply FedMIA to the measure standardised by class on the reference records."""
     n = seen.members + seen.others
     scaled = by_class(seen.odds[..., :n], seen.y[:n], seen.odds[..., n:], seen.y[n:])
     return seen.by_client([fed_mia(scaled, client) for client in range(len(seen.own))])
 
 
 def fedmia_same_classes(seen: ServerRecords) -> Pairs:
-    """Against others with the members' classes, at the clients for which there are enough."""
+    """Apply FedMIA against others with the members' classes, at the clients for which there are enough."""
     by_class, n = [], seen.members
     for scores, mine in zip(seen.fedmia, seen.own, strict=True):
         with suppress(FieldError):
@@ -268,20 +268,20 @@ MEMBERSHIPS: Registry[Callable[[Any], Pairs | float]] = Registry(
 
 
 def of_people(scores: Tensor, person: Tensor) -> Tensor:
-    """The mean score of each person's records [N]; `person` says whose they are."""
+    """Average the scores over each person's records [N]; `person` names the person of each record."""
     owner = torch.unique(person, return_inverse=True)[1]
     return torch.bincount(owner, scores.double()) / torch.bincount(owner)
 
 
 def concluded(attacks: Mapping[str, Callable[[], Pairs | float]]) -> dict[str, Any]:
-    """Plain values of attacks by name.
+    """Judge attacks by name, in plain values.
 
     Returns
     -------
     dict
         ``figures``: an AUC, the mean over the clients where each is attacked by itself; or what the attack returns.
         ``rates``: true positive rates at those of `ALPHAS` at which ten false positives are expected. ``others``: how
-        many non-members there are. ``roc``: points of `log_roc`. ``refused``: why an attack has none of them.
+        many non-members there are. ``roc``: points of `log_roc`. ``refused``: why an attack has no figures.
     """
     conclusion: dict[str, dict[str, Any]] = {
         "figures": {},

@@ -47,19 +47,19 @@ PEOPLE = (
 
 @dataclass(frozen=True)
 class ShadowScore:
-    """A score as an attack on membership, against one of `TARGETS`, or on persons (`PEOPLE`): the mean of theirs."""
+    """A score as an attack on membership, against one of `TARGETS`, or on persons (`PEOPLE`) by the mean of their scores."""
 
     score: Callable[[Signals], Tensor]
     target: str
 
     def __call__(self, attacked: Sequence[tuple[Sequence[Signals], int]]) -> Pairs:
-        """Scores of members and others over all attacked models: each with signals of its rounds, members first."""
+        """Score members and others over all attacked models: each has signals of its rounds, members first."""
         scored = [(trajectory(rounds, self.score), members) for rounds, members in attacked]
         return [(torch.cat([v[:n] for v, n in scored]), torch.cat([v[n:] for v, n in scored]))]
 
 
 def register_score(name: str) -> Callable[[Score], Score]:
-    """A decorator: the score joins `SCORES`, and `MEMBERSHIPS` as an attack on each of `TARGETS`, and on persons."""
+    """Make a decorator: the score joins `SCORES`, and `MEMBERSHIPS` as an attack on each of `TARGETS` and on persons."""
 
     def add(score: Score) -> Score:
         plain = name.lower().replace(" ", "-")
@@ -82,7 +82,7 @@ class Moments(NamedTuple):
 
 @SCORES.register("loss")
 def loss(signals: Signals) -> Tensor:
-    """The attack of the SGA-LDP paper: minus the loss."""
+    """Score by minus the loss: the attack of the SGA-LDP paper."""
     return -loss_of_confidence(signals.target)
 
 
@@ -95,7 +95,7 @@ def calibrated(signals: Signals) -> Tensor:
 
 @register_score("LiRA online")
 def lira(signals: Signals, online: bool = True) -> Tensor:
-    """Likelihood ratio of two Gaussians a record; offline the standardised distance from the outer one."""
+    """Score by the likelihood ratio of two Gaussians a record; offline by the standardised distance from the outer one."""
 
     def fitted(side: Moments) -> tuple[Tensor, Tensor]:
         pooled = side.squares.sum() / (side.models - 1).sum()
@@ -110,18 +110,19 @@ def lira(signals: Signals, online: bool = True) -> Tensor:
 
 @register_score("RMIA online")
 def rmia(signals: Signals, online: bool = True, gamma: float = 1.0, a: float = 0.3) -> Tensor:
-    """Share of the population that the record's likelihood ratio beats by `gamma`.
+    """Score by the share of the population whose likelihood ratio the record's exceeds by the factor `gamma`.
 
     Parameters
     ----------
     signals : Signals
-        With a population.
+        Signals with a population.
     online : bool
         Offline, the mean probability under models without the record, p_out, stands for ((1 + a) p_out + 1 - a) / 2.
     gamma : float
-        How often larger the record's ratio has to be; the paper takes 2, at which scores of sure models tie at 0 and 1.
+        Factor by which the record's ratio has to be larger; at the paper's 2 the scores of confident models tie at 0
+        and 1.
     a : float
-        Of the offline form, in [0, 1].
+        Parameter of the offline form, in [0, 1].
     """
     require_positive("gamma", gamma)
     if signals.population is None or signals.population_shadows is None:
@@ -145,7 +146,7 @@ def rmia(signals: Signals, online: bool = True, gamma: float = 1.0, a: float = 0
 
 @register_score("BaVarIA online")
 def bavaria(signals: Signals, online: bool = True, tail: str = "t") -> Tensor:
-    """Score as LiRA does, with each side's variances drawn towards a common one as far as the records' own are uncertain."""
+    """Score as LiRA does, with each side's variances shrunk towards a common one as far as the records' own are uncertain."""
     require_choice("tail", tail, ("t", "normal"))
 
     def fitted(side: Moments) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,16 +179,16 @@ register_score("BaVarIA-n online")(partial(bavaria, tail="normal"))
 
 
 def trajectory(rounds: Sequence[Signals], score: Callable[[Signals], Tensor] = loss) -> Tensor:
-    """The mean [N] of a score over the models of several rounds, each with shadow models of its own where they count.
+    """Average a score [N] over the models of several rounds, each with its own shadow models where the score uses them.
 
-    For a client that sees the global models, or a server that sees what one client sends. Log-likelihood ratios of
-    rounds are added up as if they were independent: what one model knows, the next one often knows too.
+    The adversary is a client that sees the global models, or a server that sees what one client sends. Log-likelihood
+    ratios are added as if rounds were independent, though consecutive models share much knowledge.
     """
     return torch.stack([score(signals) for signals in rounds]).mean(0)
 
 
 def variance_prior(side: Moments) -> tuple[float, float]:
-    """Weight (degrees of freedom) and value of the common variance, from all records (Smyth 2004, section 6.2).
+    """Fit weight (degrees of freedom) and value of the common variance to all records (Smyth 2004, section 6.2).
 
     With s^2 the variances on g degrees of freedom and e = log s^2 - digamma(g / 2) + log(g / 2), the weight w solves
     trigamma(w / 2) = var(e) - mean trigamma(g / 2); where that is not positive the records do not differ, and w is

@@ -1,4 +1,4 @@
-"""Shadow models, and what membership attacks ask of a model: its confidence in records."""
+"""Shadow models, and a model's confidence in records, which membership attacks score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fedveil_lab.attacks.observation import Received
 
 
 def confidence(model: nn.Module, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Log-odds of the true class, log(p / (1 - p)), of classification models [m, d] on records x, y [N].
+    """Compute log-odds of the true class, log(p / (1 - p)), of classification models [m, d] on records x, y [N].
 
     Returns
     -------
@@ -31,12 +31,12 @@ def confidence(model: nn.Module, layout: Layout, vectors: Tensor, x: Tensor, y: 
 
 
 def loss_of_confidence(odds: Tensor) -> Tensor:
-    """Cross-entropy (nats) from log-odds: -log p = softplus(-odds)."""
+    """Compute the cross-entropy (nats) from log-odds: -log p = softplus(-odds)."""
     return torch.nn.functional.softplus(-odds)
 
 
 def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[list[Received]]]:
-    """Partitions that replied in every round, ascending, and their replies, [rounds][clients].
+    """List the partitions that replied in every round, ascending, and their replies, [rounds][clients].
 
     Raises
     ------
@@ -75,22 +75,22 @@ def train_shadows(
     Parameters
     ----------
     model, layout, local
-        As the attacked model is trained.
+        Model, layout and training of the attacked model.
     starts : Tensor
         [m, d], or [d] for all: an initial model, or the broadcast that a client started from.
     data : ClientData
         The records [N].
     inside : Tensor
-        [m, N] bool, which record each is trained on.
+        [m, N] bool, the records on which each trains.
     seed : int
-        Of the order of training.
+        Seed of the order of training.
     rounds : sequence of int
         Numbers of the rounds that each shadow model goes through, alone: rates follow them, and optimisers begin anew.
 
     Raises
     ------
     Exception
-        What stopped the training of a shadow model.
+        The error that stopped the training of a shadow model.
     """
     m = len(inside)
     parts = [ClientData(data.x[rows], data.y[rows]) for rows in inside]
@@ -116,11 +116,11 @@ class Signals:
     Attributes
     ----------
     target : Tensor
-        [N], of the attacked model on the records in question.
+        [N], log-odds of the attacked model on the records in question.
     shadows : Tensor
-        [m, N], of the shadow models.
+        [m, N], log-odds of the shadow models.
     inside : Tensor
-        [m, N] bool.
+        [m, N] bool, the records on which each shadow model trained.
     population, population_shadows : Tensor, optional
         [P] and [m, P], of records known to be in none of the models, for RMIA.
     """
@@ -146,7 +146,7 @@ def signals(
     data: ClientData,
     population: ClientData | None = None,
 ) -> Signals:
-    """Ask the attacked model [d] and the shadow models [m, d] about the records, and about a population."""
+    """Compute the log-odds of the attacked model [d] and the shadow models [m, d] on the records, and on a population."""
     every = torch.cat([attacked[None], shadows])
     odds = confidence(model, layout, every, data.x, data.y)
     if population is None:

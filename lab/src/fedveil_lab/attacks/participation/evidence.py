@@ -1,16 +1,16 @@
 """Evidence over rounds: the likelihood ratio of a sequence of scores, under one Gaussian a world.
 
-Scores of one run are not independent over rounds. Both worlds share a covariance matrix. Rehearsals are few, twenty
-rounds of two kinds of score are forty numbers a run, and whatever is fitted freely is mostly fitted to noise. What is
-known of the scores beforehand decides how much is fitted:
+Scores of one run are not independent over rounds. Both worlds share a covariance matrix. Rehearsals are few, and twenty
+rounds of two kinds of score are forty numbers a run, so a free fit is mostly a fit to noise. Prior knowledge of the
+scores decides how much is fitted:
 
 * Steady scores, losses and projections, point the same way in every round, and higher means that the target takes part.
   Each kind gets one standardised gap between the worlds for all rounds: the posterior mean of a gap that is not
   negative, under a flat prior. Correlations are those of the kinds, within a round and between rounds, and the same for
   all rounds.
-* Others, such as lengths, may turn from round to round. Correlations are drawn towards the common ones as strongly as
-  oracle approximating shrinkage (Chen et al. 2010) draws them towards none, and gaps towards one gap for all rounds
-  (positive-part James-Stein, Efron and Morris 1973).
+* Others, such as lengths, may turn from round to round. Correlations are shrunk towards the common ones by the weight
+  of oracle approximating shrinkage (Chen et al. 2010). Gaps are shrunk towards one gap for all rounds (positive-part
+  James-Stein, Efron and Morris 1973).
 
 With L L^T = Sigma, z = L^-1 (s - middle) and d = L^-1 (gap), L being triangular, z_t depends on s_1 .. s_t alone, and
 
@@ -49,7 +49,7 @@ class SequentialEvidence:
     factor : Tensor
         [R F, R F], L above.
     kinds : int
-        F.
+        Number F of kinds.
     """
 
     middle: Tensor
@@ -71,7 +71,7 @@ class SequentialEvidence:
         Raises
         ------
         FieldError
-            If there are too few.
+            If there are too few rehearsals.
         """
         if (
             min(len(inside), len(outside)) < LEAST
@@ -106,7 +106,7 @@ class SequentialEvidence:
         return cls((means[0] + means[1]) / 2, gap, factor, kinds)
 
     def weigh(self, scores: Tensor) -> Tensor:
-        """Log-likelihood ratio after each round, [..., R], of scores [..., R, F] (the first R of the fitted rounds)."""
+        """Compute the log-likelihood ratio after each round, [..., R], of scores [..., R, F] (the first fitted rounds)."""
         rounds = scores.shape[-2]
         size = rounds * self.kinds
         moved = (scores.double().flatten(-2) - self.middle[:size]).reshape(-1, size).T
@@ -116,7 +116,7 @@ class SequentialEvidence:
 
 
 def _correlation(standardised: Tensor, kinds: int, steady: bool) -> Tensor:
-    """Shrunk correlation matrix [R F, R F] of residuals [n, R F] of unit variance."""
+    """Estimate the shrunk correlation matrix [R F, R F] of residuals [n, R F] of unit variance."""
     strength = 1.0 if steady else _shrinkage(standardised)
     raw = standardised.T @ standardised / (len(standardised) - 2)
     shrunk = strength * _common(raw, kinds) + (1 - strength) * raw
@@ -125,9 +125,9 @@ def _correlation(standardised: Tensor, kinds: int, steady: bool) -> Tensor:
 
 
 def _shrinkage(rows: Tensor) -> float:
-    """Oracle approximating shrinkage (Chen et al. 2010, equation 23) of rows [n, p] of mean 0, as scikit-learn has it.
+    """Compute oracle approximating shrinkage (Chen et al. 2010, equation 23) of rows [n, p] of mean 0, as in scikit-learn.
 
-    That library's own takes a second to import.
+    Importing scikit-learn's own takes a second.
     """
     n, p = rows.shape
     covariance = rows.T @ rows / n
@@ -137,7 +137,7 @@ def _shrinkage(rows: Tensor) -> float:
 
 
 def _common(raw: Tensor, kinds: int) -> Tensor:
-    """The positive definite matrix [R F, R F] in which each pair of kinds is correlated alike in all rounds."""
+    """Make the positive definite matrix [R F, R F] in which each pair of kinds is correlated alike in all rounds."""
     rounds = len(raw) // kinds
     blocks = raw.view(rounds, kinds, rounds, kinds)
     within = blocks.diagonal(dim1=0, dim2=2).mean(-1)
@@ -152,7 +152,7 @@ def _common(raw: Tensor, kinds: int) -> Tensor:
 
 
 def _one_gap(seen: Tensor, correlation: Tensor, variance: float) -> Tensor:
-    """One gap a kind for all rounds, [R, F]: the mean of seen gaps [R, F], known not to be negative."""
+    """Fit one gap a kind for all rounds, [R, F]: the mean of seen gaps [R, F], known not to be negative."""
     rounds, kinds = seen.shape
     of_mean = (
         correlation.view(rounds, kinds, rounds, kinds).mean((0, 2)).diagonal()
@@ -164,7 +164,7 @@ def _one_gap(seen: Tensor, correlation: Tensor, variance: float) -> Tensor:
 
 
 def _towards_mean(seen: Tensor, variance: float) -> Tensor:
-    """Shrink gaps [R, F], each seen with this variance, towards each kind's mean by what scatter leaves to doubt."""
+    """Shrink gaps [R, F], each seen with this variance, towards each kind's mean, as far as scatter leaves them uncertain."""
     mean = seen.mean(0)
     scatter = (seen - mean).square().sum(0)
     if len(seen) < 4:

@@ -1,7 +1,7 @@
 """Client inference that scores every round by itself: from losses on the shadow examples, or from how the model moved.
 
-Losses stand alone, against an outsider's, or against the published loss; of a move, what the adversary and its
-colluders sent is subtracted.
+Losses are used alone, or compared with an outsider's or the published loss. From a move, the updates of the adversary
+and its colluders are subtracted.
 """
 
 from typing import ClassVar
@@ -140,11 +140,11 @@ class OwnUpdate(Attack):
         return torch.tensor(scores, dtype=torch.float64)
 
     def sent(self, observation: Observation) -> Tensor:
-        """The updates [c, R, d] that are subtracted."""
+        """Return the updates [c, R, d] that are subtracted."""
         return observation.sent[:1]
 
     def _direction(self, start: Tensor) -> Tensor:
-        """Where a client with the target's data would move the model [d], beyond where anybody would."""
+        """Return the direction [d] in which a client with the target's data would move the model, beyond everybody's move."""
         known = self.knowledge
         descent = -known.gradient(start, known.shadow)
         return (

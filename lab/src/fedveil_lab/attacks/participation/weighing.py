@@ -37,7 +37,7 @@ class Weighing(Attack):
     steady: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
-        """It needs what those need that it weighs, and rehearsals."""
+        """Collect the needs of the weighed attacks, and add rehearsals."""
         cls.needs = frozenset({"rehearsals"}).union(*(kind.needs for kind in cls.weighs))
 
     def run(self, observation: Observation) -> Tensor:
@@ -48,7 +48,7 @@ class Weighing(Attack):
 
     @classmethod
     def stacked(cls, scores: Mapping[str, Tensor]) -> Tensor:
-        """The scores [..., R] of the weighed attacks, by name, as [..., R, F]."""
+        """Stack the scores [..., R] of the weighed attacks, by name, as [..., R, F]."""
         return torch.stack([scores[kind.name] for kind in cls.weighs], dim=-1)
 
 
@@ -87,7 +87,7 @@ class Adaptive(Weighing):
         stop with IN  as soon as the log-likelihood ratio reaches   log((1 - miss) / alarm)
         stop with OUT as soon as it falls to                        log(miss / (1 - alarm))
 
-    The wanted error rates hold as far as the rehearsed model does; those that were measured stand beside them.
+    The wanted error rates hold as far as the rehearsed model does; measured rates are reported too.
     """
 
     summary: ClassVar[str] = (
@@ -103,7 +103,7 @@ class Decisions:
     Attributes
     ----------
     said : tuple of int
-        One a run: 1 (IN), 0 (OUT), -1 (undecided when the run ended).
+        Decision for each run: 1 (IN), 0 (OUT), -1 (undecided when the run ended).
     rounds : tuple of int
         Rounds until each decision, or all of them.
     """
@@ -113,9 +113,9 @@ class Decisions:
 
 
 def decide(evidence: Tensor) -> Decisions:
-    """Wald's test on log-likelihood ratios [n, R] after each round of each run, at `ERROR`.
+    """Apply Wald's test to log-likelihood ratios [n, R] after each round of each run, at `ERROR`.
 
-    That is the wanted rate of both: OUT is said although the target takes part, IN although it does not.
+    `ERROR` is the wanted rate of both errors: OUT although the target takes part, IN although it does not.
     """
     lower, upper = boundaries()
     crossed = (evidence >= upper) | (evidence <= lower)
@@ -127,7 +127,7 @@ def decide(evidence: Tensor) -> Decisions:
 
 
 def boundaries() -> tuple[float, float]:
-    """The lower and the upper boundary, for figures."""
+    """Return the lower and the upper boundary, for figures."""
     return math.log(ERROR / (1 - ERROR)), math.log((1 - ERROR) / ERROR)
 
 
@@ -220,7 +220,7 @@ class Active(Weighing):
 
 
 def craft(start: Tensor, first: Tensor, gain: float = GAIN) -> Tensor:
-    """The model [d] to send instead of the trained one.
+    """Make the model [d] to send instead of the trained one.
 
     Parameters
     ----------

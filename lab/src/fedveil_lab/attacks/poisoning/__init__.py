@@ -1,4 +1,4 @@
-"""Malicious clients: what they train on or send, and how far they get against robust rules."""
+"""Malicious clients: their training data or messages, and their success against robust rules."""
 
 from fedveil_lab.attacks.poisoning.data import BEHAVIOURS as BEHAVIOURS
 from fedveil_lab.attacks.poisoning.data import Backdoor as Backdoor

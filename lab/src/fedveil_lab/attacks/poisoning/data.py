@@ -1,4 +1,4 @@
-"""What a poisoner wants and how far it got, and malicious clients that train honestly on data that they changed."""
+"""A poisoner's goal and success, and malicious clients that train honestly on changed data."""
 
 from dataclasses import dataclass, field, replace
 
@@ -20,14 +20,14 @@ BEHAVIOURS: Registry[type[Behaviour]] = Registry(
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """Examples on which an attack wants to be wrong.
+    """Examples that an attack wants misclassified.
 
     Attributes
     ----------
     x, y : Tensor
         [N, ...] and [N]: the examples as the attack presents them, with their true classes.
     target : int or None
-        The class they are to be taken for; None if any wrong one will do.
+        The class wanted for them; None if any wrong class will do.
     """
 
     x: Tensor
@@ -49,11 +49,11 @@ class Poisoned:
     success : float
         Share of the goal's examples taken for the target (or for any wrong class, where there is no target).
     recall : float
-        Share of them taken for what they are: of the source class, in a label flip.
+        Share of the goal's examples that get their true class: in a label flip, the source class.
     accuracy : float
-        Share of all test examples, unchanged, that are right.
+        Share of all unchanged test examples that get their true class.
     examples : int
-        Of the goal.
+        Number of the goal's examples.
     """
 
     success: float
@@ -84,12 +84,12 @@ def goal_of(behaviour: Behaviour, x: Tensor, y: Tensor) -> Goal | None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Around(Behaviour):
-    """Another behaviour with something around it: trains on the other's data, and has its goal.
+    """Base of behaviours around another one: they train on its data, and have its goal.
 
     Parameters
     ----------
     of : Behaviour
-        The other; by default one that trains honestly.
+        The other behaviour; by default one that trains honestly.
     """
 
     of: Behaviour = field(default_factory=Behaviour)
@@ -98,7 +98,7 @@ class Around(Behaviour):
         return self.of.data(data, partition, round_)
 
     def goal(self, x: Tensor, y: Tensor) -> Goal | None:
-        """The other behaviour's, if it has one."""
+        """Return the other behaviour's goal, if it has one."""
         return goal_of(self.of, x, y)
 
     def update(self, turn: Turn) -> Tensor:
@@ -122,9 +122,9 @@ class LabelFlip(Behaviour):
     Parameters
     ----------
     source, target : int
-        Two classes.
+        The two classes.
     classes : int
-        How many there are.
+        Number of classes.
 
     Raises
     ------

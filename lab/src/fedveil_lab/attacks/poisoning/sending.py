@@ -43,7 +43,7 @@ class SignFlip(Behaviour):
     bypass: bool = False
 
     def model(self, turn: Turn) -> Tensor:
-        """The start less the update."""
+        """Return the start less the update."""
         return turn.start + turn.update * -self.factor
 
 
@@ -63,7 +63,7 @@ class Scaling(Around):
     Parameters
     ----------
     of : Behaviour
-        What it trains on; an honest client if it is left out.
+        The behaviour that trains; an honest client if it is left out.
     factor : float, optional
         By default cohort / malicious clients.
     bypass : bool
@@ -74,7 +74,7 @@ class Scaling(Around):
     bypass: bool = False
 
     def model(self, turn: Turn) -> Tensor:
-        """The start plus a multiple of the other behaviour's update."""
+        """Return the start plus a multiple of the other behaviour's update."""
         factor = (
             turn.broadcast.public.cohort / len(turn.fellows) if self.factor is None else self.factor
         )
@@ -82,13 +82,13 @@ class Scaling(Around):
 
 
 def random_vector(length: float, like: Tensor, generator: torch.Generator) -> Tensor:
-    """A vector of a length in a direction that is uniform on the sphere; [d] like another."""
+    """Draw a vector of this length in a direction that is uniform on the sphere; [d] like another."""
     draw = torch.randn(len(like), generator=generator, dtype=torch.float64)
     return (draw * (length / float(draw.norm()))).to(like.dtype)
 
 
 def generator_of(name: str, seed: int, turn: Turn) -> torch.Generator:
-    """The stream of a client in a round."""
+    """Make the stream of a client in a round."""
     return torch.Generator().manual_seed(
         keyed_seed(name, seed, turn.broadcast.public.round, turn.partition)
     )
@@ -113,7 +113,7 @@ class NoiseAttack(Behaviour):
     bypass: bool = False
 
     def model(self, turn: Turn) -> Tensor:
-        """The start plus noise."""
+        """Return the start plus noise."""
         length = self.factor * float(turn.update.norm())
         return turn.start + random_vector(
             length, turn.start, generator_of("noise attack", self.seed, turn)
@@ -151,7 +151,7 @@ class FreeRider(Behaviour):
     _starts: dict[int, tuple[int, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def model(self, turn: Turn) -> Tensor:
-        """The start, disguised; in the first round, and after a missed one, undisguised."""
+        """Return the start, disguised; in the first round, and after a missed one, undisguised."""
         now = turn.broadcast.public.round
         last, before = self._starts.get(turn.partition, (0, turn.start))
         self._starts[turn.partition] = (now, turn.start.clone())
@@ -165,7 +165,7 @@ class FreeRider(Behaviour):
 
 
 def pulled(update: Tensor, kept: Tensor, bound: float) -> Tensor:
-    """A vector [d] of length `bound` along the sum of what fellows sent before and one's own update, both unit."""
+    """Return a vector [d] of length `bound` along the sum of the fellows' earlier updates and the client's own, both unit."""
     total = sum(
         (v / v.norm() for v in (update, kept) if float(v.norm()) > 0), torch.zeros_like(update)
     )
@@ -185,7 +185,7 @@ class LyingBudget(Around):
     sigma : float
         Deviation of the noise: that of epsilon_max (the client claims a similarity of 1), or 0 for none.
     of : Behaviour
-        What it trains on and sends.
+        The behaviour that trains, and whose update is sent.
     """
 
     clip: Positive
@@ -194,7 +194,7 @@ class LyingBudget(Around):
     bypass: bool = True
 
     def model(self, turn: Turn) -> Tensor:
-        """The other behaviour's update, clipped, with that noise."""
+        """Return the other behaviour's update, clipped, with that noise."""
         update = clip(self.update(turn), self.clip)
         noise = torch.randn(
             len(update), generator=generator_of("lying", self.seed, turn), dtype=update.dtype
@@ -222,7 +222,7 @@ class PullReference(Around):
     )  # by round, of the last one alone
 
     def model(self, turn: Turn) -> Tensor:
-        """The start plus C along the agreed direction; the first fellow of a round adds its own update to it."""
+        """Return the start plus C along the agreed direction; the first fellow of a round adds its own update to it."""
         now = turn.broadcast.public.round
         if now not in self._last:
             then, kept = self._last.popitem() if self._last else (now, turn.start)
