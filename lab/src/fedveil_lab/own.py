@@ -1,4 +1,4 @@
-"""Comparisons and audits of a federation of one's own: a function makes it, for the clients, method and seed given."""
+"""Comparisons and audits of a user's own federation: a function makes it for given clients, method and seed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,22 +48,23 @@ def compare(
     Parameters
     ----------
     what : callable, Config or path
-        ``make(clients, method, seed) -> Federation``, or a configuration with ``[compare]``, which needs no more.
+        ``make(clients, method, seed) -> Federation``, or a configuration with ``[compare]``, which needs no clients or
+        settings.
     clients : sequence
-        As for `Federation`; handed to `make`.
+        Clients as for `Federation`; given to `make`.
     settings : mapping of str to method
-        By label, what `Federation` takes as its method; None: no privacy. A pair ``(method, LocalTraining(...))`` gives
-        the setting its own training: `what` is called with ``local=`` then. All are checked before the first run.
+        Methods as for `Federation`, by label; None: no privacy. A pair ``(method, LocalTraining(...))`` gives the
+        setting its own training; `what` is then called with ``local=``. All are checked before the first run.
     rounds : int
-        Of each run.
+        Rounds of each run.
     seeds : int
-        Repetitions under seeds 0, 1, ... (of a configuration: its own seed and those that follow).
+        Repetitions under seeds 0, 1, ..., or for a configuration its own seed and those that follow.
     delta : float
-        At which an epsilon is stated.
+        Delta at which an epsilon is stated.
     out : path, optional
-        Of a configuration: where its runs are kept.
+        Folder for a configuration's runs.
     progress : Progress, optional
-        Is told how it goes; by default a bar on a terminal, and nobody elsewhere.
+        Receives the progress; by default a bar on a terminal, and nothing elsewhere.
 
     Returns
     -------
@@ -159,7 +160,7 @@ class Compared(Sequence[Summary]):
         return len(self.summaries)
 
     def __str__(self) -> str:
-        """The table, and what has to be said beside it."""
+        """Format the table, and the notes that belong beside it."""
         from fedveil_lab.report.tables import comparison_notes, comparison_tables
 
         tables = [table.text(WIDTH) for table in comparison_tables(self.summaries, WIDTH)]
@@ -176,7 +177,7 @@ def _made(make: Make, clients: Clients, given: OwnSetting, seed: int) -> Federat
 
 
 def require_function(what: Any) -> None:
-    """Refuse what is neither a configuration nor a function that makes a federation."""
+    """Refuse an argument that is neither a configuration nor a function that makes a federation."""
     if not callable(what) or isinstance(what, type):
         accepted = "must be a configuration, its path, or a function (clients, method, seed) that makes a Federation"
         raise FieldError(
@@ -185,7 +186,7 @@ def require_function(what: Any) -> None:
 
 
 def _require(call: str, **given: Any) -> None:
-    """Refuse a function without what is needed beside it."""
+    """Refuse a function without the other arguments that it needs."""
     for name, value in given.items():
         if not value:
             raise FieldError(name, value, f"it is needed beside a function: {call}")
@@ -194,7 +195,7 @@ def _require(call: str, **given: Any) -> None:
 
 
 def shown() -> Progress:
-    """A bar on a terminal, and nothing elsewhere."""
+    """Make a bar on a terminal, and nothing elsewhere."""
     from rich.console import Console
 
     from fedveil_lab.report.progress import Display
@@ -219,9 +220,9 @@ def audit(
 ) -> "OwnAudit | Judgement":
     """Measure how well someone who sees every model can tell whether one client takes part, with and without `method`.
 
-    The world without the target is the guarantee's: a client without examples (zero-out, and where nothing is promised
-    for a client), with those of `instead` or of another client (replace-one), or no client (add/remove). Rehearsals,
-    half as many as the runs and at least 8, fix thresholds and weights.
+    In the world without the target, its place follows the guarantee: a client without examples (zero-out, or no promise
+    for a client), one with the examples of `instead` or of another client (replace-one), or no client (add/remove).
+    Rehearsals, half as many as the runs and at least 8, fix thresholds and weights.
 
     Parameters
     ----------
@@ -229,23 +230,23 @@ def audit(
         ``make(clients, method, seed) -> Federation``, or a configuration: `options` are then those of
         `fedveil_lab.games.game_of`, and ``out`` for a folder.
     clients : sequence
-        As for `Federation`.
+        Clients as for `Federation`.
     method : optional
-        What protects the clients. The same attacks are run against the federation without it too.
+        Method that protects the clients. The same attacks also run against the federation without it.
     rounds : int
-        Of each run.
+        Rounds of each run.
     replicates : int, optional
-        Runs in each world; default: 10, and for a configuration what its game has.
+        Runs in each world; default: 10, or for a configuration its game's default.
     target : int
-        Who is asked about; the attacker holds its training examples.
+        Number of the client in question; the attacker holds its training examples.
     instead : client, optional
-        Takes the target's place; its examples have to be alike.
+        Client in the target's place; its examples need the same shape.
     reference : client, optional
         Examples on which nobody trains, for the calibrated attacks. Default: the other clients' held-out ones.
     delta : float
-        Of the epsilons.
+        Delta of the epsilons.
     progress : Progress, optional
-        Is told how it goes; by default a bar on a terminal, and nobody elsewhere.
+        Receives the progress; by default a bar on a terminal, and nothing elsewhere.
 
     Examples
     --------
@@ -306,7 +307,7 @@ class OwnAudit(Audit):
     target : int
         The client in question.
     relation : str
-        Between the two worlds.
+        Relation between the two worlds.
     promised : str
         The method's guarantee.
 
@@ -330,7 +331,7 @@ class OwnAudit(Audit):
         return self.together[self.verdicts[-1].setting]
 
     def __str__(self) -> str:
-        """The answer, a line an attack, then what was promised beside what was measured."""
+        """Format the answer, a line for each attack, then the promise beside the measured bound."""
         from fedveil_lab.report.audit_tables import answered
 
         own = [v for v in self.verdicts if v.setting == self.verdicts[-1].setting]
@@ -346,13 +347,13 @@ class OwnAudit(Audit):
 
 
 def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
-    """The relation of what a method promises a client, after a round of it."""
+    """Return the relation of a method's promise for a client, after a round of the method."""
     promise = make_one(make, clients, method, 0).run(1).guarantee
     return promise.relation if promise.proven and promise.unit not in PARTS else "zero-out"
 
 
 def _held_out(clients: Sequence[ClientData]) -> ClientData | None:
-    """What the given clients hold out, together."""
+    """Join what the given clients hold out."""
     parts = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None]
     return (
         ClientData(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))

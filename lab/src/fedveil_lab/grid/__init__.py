@@ -1,4 +1,4 @@
-"""Many runs: cells, the store that knows which are done, and comparisons."""
+"""Many runs: cells, the store that knows the finished ones, and comparisons."""
 
 from fedveil_lab.grid.cell import Cell as Cell
 from fedveil_lab.grid.cell import Finished as Finished

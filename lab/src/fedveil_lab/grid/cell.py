@@ -1,4 +1,4 @@
-"""A cell, one run known by a key that says everything that decides its figures, and what a finished one leaves."""
+"""A cell is one run; its key holds everything that decides its figures. An outcome is what a finished cell leaves."""
 
 import hashlib
 import json
@@ -37,16 +37,16 @@ class Cell:
     Parameters
     ----------
     label : str
-        For people; begins the folder's name.
+        Name for people; the folder's name begins with it.
     config : Config
-        Resolved.
+        Resolved configuration.
     probes : tuple of Probe
-        Measure more after each round.
+        Further measurements after each round.
     sigma_of : Cell or tuple of Cell, optional
-        Other cells of central noise: this one's noise multiplier is set so that its sigma is the average of theirs.
+        Other cells of central noise, whose average sigma sets this cell's noise multiplier.
     make : callable, optional
-        Makes the federation, where the configuration does not describe it: of it rounds, seed and delta alone count
-        then (see `fedveil_lab.grid.cell.stated`); or plays something else, and returns its summary. Such a run has no
+        Makes a federation that no configuration describes; the configuration then gives only rounds, seed and delta
+        (see `fedveil_lab.grid.cell.stated`). Or it plays something else, and returns a summary. Such a run has no
         folder, and is equal to no other.
     """
 
@@ -58,17 +58,17 @@ class Cell:
 
     @property
     def sources(self) -> tuple["Cell", ...]:
-        """The cells whose sigma it takes."""
+        """The cells whose sigma this one takes."""
         return (self.sigma_of,) if isinstance(self.sigma_of, Cell) else self.sigma_of or ()
 
     @cached_property
     def key(self) -> str:
-        """SHA-256, shortened, of what decides the figures, and of the data.
+        """Shortened SHA-256 of everything that decides the figures, and of the data.
 
-        Into it go the configuration without what is at its default, the probes, the cells whose sigma it takes and the
-        `NUMERICS` of its paths. An option that FedVeil learns later changes no key; a default or an arithmetic that
-        changes raises the number of its path, and the keys of the cells that take it. The last six characters are the
-        data's own; ``??????`` where these are not here.
+        It covers the configuration's keys that are not at their defaults, the probes, the cells whose sigma it takes,
+        and the `NUMERICS` of its paths. A later version's new option changes no key. A changed default or arithmetic
+        raises its path's number, and so changes the keys of cells on that path. The last six characters are the data's
+        own; ``??????`` where these are not here.
         """
         if self.make is not None:
             return f"made-{id(self):x}"  # nobody can say what decides the figures of a function
@@ -84,7 +84,7 @@ class Cell:
 
     @property
     def numerics(self) -> int | str:
-        """The numbers of its paths."""
+        """The numbers of the cell's paths."""
         needs = getattr_static(METHODS[self.config.privacy.method].client, "needs", None)
         record = (
             isinstance(needs, frozenset) and "noisy_steps" in needs
@@ -95,7 +95,7 @@ class Cell:
 
     @cached_property
     def kind(self) -> str:
-        """Equal for cells that differ in seeds and in who takes part alone, so that they can be played together."""
+        """Digest shared by cells that differ only in seeds and in the clients that take part, and can be played together."""
         if self.make is not None:
             return self.key
         values = {k: v for k, v in self.config.common().items() if k not in ELSEWHERE}
@@ -104,19 +104,19 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """The name of its folder."""
+        """The name of the cell's folder."""
         return f"{slug(self.label)}-{self.key}"
 
 
 def require_data(cells: Iterable[Cell]) -> None:
-    """Refuse cells of which one needs files that are not on this machine, before any of them runs.
+    """Refuse all cells, before any runs, if one needs files that are not on this machine.
 
     Files of another version are refused sooner: a cell's key is made of its data.
 
     Raises
     ------
     MissingDataError
-        Naming the first such file, and where it is to be had.
+        If a file is missing; the text names the first one, and its source.
     """
     for cell in cells:
         if cell.make is None and cell.key.endswith(ABSENT):
@@ -124,7 +124,7 @@ def require_data(cells: Iterable[Cell]) -> None:
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Every cell once, in order, behind those whose sigma it takes."""
+    """List every cell once, in order, each after those whose sigma it takes."""
     cells_by_key: dict[str, Cell] = {}
     for cell in cells:
         for one in (*cell.sources, cell):
@@ -139,7 +139,7 @@ class Outcome:
     Attributes
     ----------
     cell : Cell
-        What was run.
+        The cell that was run.
     summary : Summary
         Figures of the whole run.
     folder : Path or None
@@ -152,11 +152,11 @@ class Outcome:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """One a round; a probe's figures are under "figures"."""
+        """Rows, one for each round; a probe's figures are under "figures"."""
         return self.summary.rows
 
     def series(self, name: str) -> list[float]:
-        """A figure round by round: a probe's, else of the noise, else of the pooled metrics; [] if there is none."""
+        """Return a figure round by round: a probe's, else of the noise, else of the pooled metrics; [] if there is none."""
         for kind in ("figures", "noise", "metrics"):
             values = [float(row[kind][name]) for row in self.rows if name in row.get(kind, {})]
             if values:
@@ -171,9 +171,9 @@ class Finished:
     Attributes
     ----------
     outcomes : dict of str to Outcome
-        By key of the cell.
+        Outcomes, by key of the cell.
     failed : dict of str to str
-        By key, why a cell has no model.
+        Reason why a cell has no model, by its key.
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -181,12 +181,12 @@ class Finished:
 
 
 def matched(config: Config, earlier: Sequence[Summary]) -> Config:
-    """A configuration of global DP with the noise multiplier that gives it the average sigma of earlier runs.
+    """Set global DP's noise multiplier so that its sigma is the average of earlier runs.
 
     Parameters
     ----------
     config : Config
-        Of global DP; its own noise multiplier does not matter.
+        Configuration of global DP; its own noise multiplier is ignored.
     earlier : sequence of Summary
         Finished runs of the same federation.
 
@@ -221,14 +221,14 @@ def stated(rounds: int, seed: int = 0, delta: float = 1e-5) -> Config:
 
 
 def play_made(cell: Cell, advance: Callable[[Row], None] = lambda row: None) -> Summary:
-    """Run a cell that a function makes, and sum it up as a run of a configuration would be.
+    """Run a cell that a function makes, and summarise it like a configured run.
 
     Parameters
     ----------
     cell : Cell
-        With `make`; its probes are shown every round, behind those that the federation has.
+        Cell with `make`; its probes see every round, after the federation's own.
     advance : callable
-        Is told of each round.
+        Called after each round.
 
     Raises
     ------

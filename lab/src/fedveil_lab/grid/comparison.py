@@ -38,7 +38,7 @@ UNNOISED = {
 
 @contextmanager
 def named(label: str) -> Iterator[None]:
-    """Name the setting in a refusal."""
+    """Add the setting's name to a refusal."""
     try:
         yield
     except FieldError as error:
@@ -48,7 +48,7 @@ def named(label: str) -> Iterator[None]:
 
 
 def cells_of(config: Config, seeds: int) -> list[tuple[Variant, Cell]]:
-    """The runs of ``[compare]``: setting by setting, seed by seed."""
+    """List the runs of ``[compare]``: setting by setting, seed by seed."""
     cells: dict[tuple[str, int], tuple[Variant, Cell]] = {}
     for variant in variants_of(config):
         matches = variant.setting.match_sigma_of
@@ -76,7 +76,7 @@ def compare(
     Parameters
     ----------
     config : Config
-        The settings and what they share.
+        The settings, and their common keys.
     out : path, optional
         Where the runs' folders go (below ``cells``), the comparison's own ``config.toml``, and ``comparison.json``:
         the list of summaries.
@@ -85,11 +85,11 @@ def compare(
     resume : bool
         Keep finished runs and go on with the others; with no fewer seeds than the folder has.
     progress : Progress, optional
-        Is told how it goes.
+        Receives the progress.
     jobs, executor
-        Runs at once, and what runs them; see `Store.run`.
+        Number of runs at once, and their executor; see `Store.run`.
     declare : callable, optional
-        Given the folder and the number of seeds, before the first run; see `fedveil_lab.grid.gate`.
+        Called with the folder and the number of seeds before the first run; see `fedveil_lab.grid.gate`.
 
     Returns
     -------
@@ -131,13 +131,13 @@ def compare(
 
 
 def finished_of(config: Config, folder: Path, seeds: int = 1) -> list[Summary]:
-    """The runs of a comparison that are finished in a folder; nothing is run."""
+    """Read the finished runs of a comparison from a folder; nothing is run."""
     planned = cells_of(config, seeds)
     return _placed(planned, Store(folder).collect([cell for _, cell in planned]))
 
 
 def _placed(planned: list[tuple[Variant, Cell]], finished: Finished) -> list[Summary]:
-    """Summaries under the settings' labels."""
+    """Return summaries under the settings' labels."""
     placed = []
     for variant, cell in planned:
         if cell.key in finished.outcomes:
@@ -166,7 +166,7 @@ def _require(path: Path, config: Config, resume: bool) -> None:
 
 
 def _begun(path: Path, first: int) -> int:
-    """How many seeds a folder has runs of."""
+    """Count the seeds of which a folder has runs."""
     files = (path / CELLS).glob(f"*/{CONFIG}")
     return (
         1

@@ -1,6 +1,6 @@
-"""A gate: what a comparison has to show, declared before its first run and checked after its last.
+"""A gate: limits of a comparison, declared before its first run and checked after its last.
 
-Privacy comes first. No score offsets a failed promise, and what was not attacked did not withstand anything.
+Privacy comes first. No score offsets a failed promise, and a setting that was not attacked passes no attack.
 """
 
 import hashlib
@@ -42,15 +42,15 @@ class Gate:
     Attributes
     ----------
     setting : str
-        Its label.
+        Label of the setting.
     unit : str
-        Whom the promise has to be about: client, person or record.
+        Unit that the promise has to cover: client, person or record.
     epsilon, delta : float
         The largest total epsilon, at this delta.
     trust : str
-        Who may be trusted at most; empty: as it is.
+        The most trust that the promise may need; empty: any.
     measures : mapping of str to float
-        Limits, by figure. The near end of the 95% interval counts, its mean over the seeds.
+        Limits by figure. The near end of the 95% interval counts, as its mean over the seeds.
     attack : float or None
         Largest upper end of the strongest attack's AUC; needs ``--audit``.
     digest : str
@@ -73,7 +73,7 @@ class Gate:
         Raises
         ------
         FieldError
-            Naming the key.
+            For a key that is refused; the text names it.
         """
         try:
             content = file.read_bytes()
@@ -122,7 +122,7 @@ class Gate:
         )
 
     def declare(self, folder: Path, seeds: int, *, config: Config, audit: int) -> None:
-        """Write down what is asked before the first run; what was declared before stays as it was.
+        """Write the limits down before the first run; limits that were declared before stay as they are.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class Gate:
         )
 
     def limits(self) -> dict[str, Any]:
-        """Plain values of what is asked."""
+        """Return plain values of the limits."""
         privacy = {
             "unit": self.unit,
             "epsilon": self.epsilon,
@@ -245,7 +245,7 @@ class Passed:
     Attributes
     ----------
     gate : Gate
-        What was asked.
+        The limits.
     privacy, attack, measures : tuple of str
         Why each part failed; empty where it passed.
     """
@@ -256,12 +256,12 @@ class Passed:
     measures: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        """Whether all of it passed: no score offsets a failed promise."""
+        """Whether every part passed: no score offsets a failed promise."""
         return not (self.privacy or self.attack or self.measures)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """Say the verdict in one sentence."""
         if self:
             return f"{self.gate.setting}: passes the gate that was declared before the first run"
         if self.privacy or self.attack:
@@ -269,7 +269,7 @@ class Passed:
         return f"{self.gate.setting}: keeps its promise, and falls short of what was to be measured"
 
     def keep(self, folder: Path) -> None:
-        """Write the result beside what was declared."""
+        """Write the result beside the declared limits."""
         file = folder / GATE
         values = json_of(file.read_bytes())
         values["result"] = {

@@ -1,9 +1,9 @@
 """Several runs at once: each in a process of its own, or like ones side by side in one.
 
-Side by side, one learner trains the clients of all of them in one call a round. How many at once: an interruption loses
-those of the block that is being played. Small models gain by many, as one operation trains the clients of all of them.
-Models whose training takes seconds gain next to nothing (dense layers of 167,178 parameters: 0.45 instead of 0.49 s a
-replicate, small convolutions nothing at all), and are played in small blocks or one by one.
+Side by side, one learner trains the clients of all runs in one call a round. An interruption loses the runs of the
+current block, which limits its size. Small models gain by large blocks, as one operation trains the clients of all
+runs. Models whose training takes seconds gain next to nothing (dense layers of 167,178 parameters: 0.45 instead of 0.49
+s a replicate, small convolutions nothing at all), and are played in small blocks or one by one.
 """
 
 import multiprocessing
@@ -54,7 +54,7 @@ TRIES = 3  # times that a cell is handed over whose worker is lost
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a cell: its seconds, and why it has no model, or an empty text."""
+    """End of a cell: its seconds, and the reason why it has no model, or an empty text."""
 
     cell: Cell
     seconds: float
@@ -70,14 +70,14 @@ class Jobs:
     Parameters
     ----------
     work : callable
-        Runs a cell; says how many seconds it took, and why there is no model, or an empty text. It must be picklable.
+        Runs a cell, and returns its seconds and the reason for a missing model, or an empty text. It must be picklable.
     count : int
-        How many at once.
+        Number of processes.
     cells : sequence of Cell
-        Begun in this order, but none before the one whose sigma it matches.
+        Cells, begun in this order, but none before the one whose sigma it matches.
     executor : callable, optional
-        Makes what runs them instead of processes of this machine. What is lost with a worker is handed over again: a
-        run goes on after its last whole round.
+        Makes an executor that runs them instead of processes of this machine. A cell whose worker is lost is handed
+        over again, and goes on after its last whole round.
     """
 
     def __init__(
@@ -121,17 +121,17 @@ class Jobs:
         return list(self._going.values())
 
     def next(self, patience: float | None = None) -> list[Ended] | None:
-        """Begin what can be begun, wait for something to end, and say what did; None when nothing is left.
+        """Begin cells, wait until some end, and return these; None when no cell is left.
 
         Parameters
         ----------
         patience : float, optional
-            Seconds to wait at most; then nothing has ended.
+            Most seconds to wait; after them the list is empty.
 
         Raises
         ------
         FedVeilError
-            What a run refused, or that a process was killed.
+            If a run refused something, or a process was killed.
         """
         for (
             cell
@@ -158,7 +158,7 @@ class Jobs:
         return self._pool.submit(self._work, cell)
 
     def _of(self, future: Future[tuple[float, str]]) -> list[Ended]:
-        """What became of a cell; one whose worker is lost waits again."""
+        """Return the end of a cell; one whose worker is lost waits again."""
         cell = self._going.pop(future)
         try:
             return [Ended(cell, *future.result())]
@@ -196,7 +196,7 @@ class Jobs:
 
 
 def _follow() -> None:
-    """Leave Ctrl-C to the first process, and end when it does, however it ends: a run's folder survives that."""
+    """Leave Ctrl-C to the first process, and end when it ends, however it does: a run's folder survives that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     first = multiprocessing.parent_process()
     assert first is not None
@@ -215,22 +215,22 @@ def run_together(
     advance: Callable[[Row], None],
     like: Setup,
 ) -> list[Summary]:
-    """Run configurations that differ in seeds and in who takes part alone; each ends in the bits it would have alone.
+    """Run configurations that differ only in seeds and in the clients that take part; the bits are those of single runs.
 
     Nothing is written, and ledgers live in memory. A run that ends early says why in its summary.
 
     Parameters
     ----------
     configs : sequence of Config
-        On the embedded engine.
+        Configurations on the embedded engine.
     probes : sequence of sequence of Probe
-        Of each.
+        Probes of each run.
     label : str
-        Of all of them.
+        Label of all runs.
     advance : callable
-        Is told of each round of the first that is still going.
+        Called after each round of the first run that still goes on.
     like : Setup
-        Of one run like these.
+        Setup of one such run.
     """
     began = perf_counter()
     with one_thread():
@@ -262,7 +262,7 @@ def run_together(
 
 
 def _common_with(other: Setup, config: Config) -> Common:
-    """Prepare a run like another: it takes that one's learner, and its data where both have one seed of these."""
+    """Prepare a run like another: it takes the other's learner, and its data if the seed of the data is the same."""
     method = config.privacy.build(config.aggregator)
     if config.data_seed != other.config.data_seed:
         dealt = with_features(config, deal_out(config.data, config.data_seed))
@@ -282,16 +282,16 @@ def _starts(config: Config, dealt: Dealt, method: Method, other: Setup) -> Tenso
 def block_size(setup: Setup, probes: Sequence[Probe], seconds: float) -> int:
     """Choose how many runs like this one to play at once: as many as memory and `SECONDS` allow, at most `MOST`.
 
-    At least one, and two where several threads train: the three clients of one would leave a second thread idle.
+    It is at least one, and at least two where several threads train: one run's three clients would leave a thread idle.
 
     Parameters
     ----------
     setup : Setup
-        Of one of them.
+        Setup of one run.
     probes : sequence of Probe
-        Its own.
+        Probes of that run.
     seconds : float
-        That one takes; infinite where that is not known.
+        Seconds that one run takes; infinite if unknown.
     """
     x = setup.dealt.dataset.x
     kept = (

@@ -1,4 +1,4 @@
-"""What is finished of some cells: where each lies, and which of several drivers may run the others."""
+"""Finished cells: where each lies, and which of several drivers may run the others."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,9 +21,9 @@ class Kept:
         self._kept: dict[str, Outcome] = {}
 
     def path(self, cell: Cell) -> Path | None:
-        """The folder of a cell, whatever its label was when it was run.
+        """Find the folder of a cell, whatever its label was when it was run.
 
-        Where the data are not on this machine, the run of the only data that the store knows for it.
+        Without the data on this machine, it is the run on the only data that the store has for this cell.
         """
         if self.folder is None or cell.make is not None:
             return None
@@ -37,7 +37,7 @@ class Kept:
         return folders[0] if folders else self.folder / CELLS / cell.folder
 
     def state(self, cell: Cell) -> str:
-        """``"done"``, ``"begun"`` or ``"to run"``."""
+        """Return ``"done"``, ``"begun"`` or ``"to run"``."""
         path = self.path(cell)
         if path is None:
             return "done" if cell.key in self._kept else "to run"
@@ -46,7 +46,7 @@ class Kept:
         return "begun" if (path / CONFIG).is_file() else "to run"
 
     def rounds_done(self, cell: Cell) -> int:
-        """The rounds of a cell that are finished."""
+        """Count the finished rounds of a cell."""
         if cell.key in self._kept:
             return len(self._kept[cell.key].rows)
         path = self.path(cell)
@@ -73,16 +73,16 @@ class Kept:
         return self._kept[cell.key]
 
     def collect(self, cells: Sequence[Cell]) -> Finished:
-        """Collect the finished ones of some cells; nothing is run."""
+        """Collect the finished cells among some; nothing is run."""
         outcomes = ((cell.key, self.find(cell)) for cell in cells)
         return Finished({key: outcome for key, outcome in outcomes if outcome is not None})
 
     @contextmanager
     def claim(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Keep other drivers from some cells until the block ends; those that none of them has, and that are not done.
+        """Lock the unfinished cells that no other driver has, until the block ends.
 
-        A cell is left to the driver that has it, or one whose sigma it takes. The lock of a killed driver keeps nobody
-        out.
+        A cell is left out if another driver has it, or has one whose sigma it takes. The lock of a killed driver is
+        void.
         """
         if self.folder is None:
             yield list(cells)
@@ -102,7 +102,7 @@ class Kept:
             yield mine
 
     def _claimed(self, cell: Cell) -> bool:
-        """Whether another driver has a cell that is not done."""
+        """Whether another driver has an unfinished cell."""
         with self.claim([cell]) as mine:
             return not mine and self.find(cell) is None
 
@@ -111,12 +111,12 @@ class Kept:
         return self._kept[cell.key]
 
     def refuse_others(self, kind: str = STUDY) -> None:
-        """Refuse a folder that holds something else than is wanted there.
+        """Refuse a folder that holds something else than cells of this kind.
 
         Raises
         ------
         FieldError
-            If it holds something else, or the tables of a study that has lost its runs: they would be replaced.
+            If it holds something else, or tables of a study whose runs are lost: new ones would replace them.
         """
         if self.folder is None:
             return
@@ -127,12 +127,12 @@ class Kept:
 
     @contextmanager
     def opened(self, kind: str = STUDY, *, shared: bool = False) -> Iterator[None]:
-        """The folder, made where it is missing; several drivers may run cells in it.
+        """Open the folder, and make it where it is missing; several drivers may run cells in it.
 
         Parameters
         ----------
         kind : str
-            What the folder is to hold; see `fedveil.files.folders`.
+            Kind of folder; see `fedveil.files.folders`.
         shared : bool
             Whether only finished runs are read.
 

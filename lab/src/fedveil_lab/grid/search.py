@@ -1,8 +1,8 @@
-"""Choose among private settings for nothing: they are played on made-up or on public rows, and never on private ones.
+"""Choose among private settings at no cost: they are played on made-up or public rows, never on private ones.
 
-What private runs show costs the total of all of them that somebody sees, and their held-out figures have no noise at
-all. So nothing here looks at them. Private selection (arXiv 1811.07971, 2110.03620) would need a server that hides all
-runs but one and their number; whoever compares settings sees them all, so it is not offered.
+Whoever sees several private runs has been shown the total of them all, and their held-out figures have no noise. So
+nothing here reads them. Private selection (arXiv 1811.07971, 2110.03620) would need a server that hides all runs but
+one and their number; a user who compares settings sees them all, so it is not offered.
 """
 
 import tempfile
@@ -39,9 +39,9 @@ class Chosen:
     label : str
         Of the best setting.
     scores : mapping of str to float
-        Of each setting, the mean over seeds: balanced accuracy (or accuracy), or the RMSE with a minus.
+        Score of each setting, as the mean over seeds: balanced accuracy (or accuracy), or minus the RMSE.
     by : {"rehearsal", "public"}
-        What it was chosen on.
+        Rows on which it was chosen.
     read : tuple of str
         Private numbers that the choice rests on; empty where there are none.
 
@@ -78,16 +78,16 @@ def search(
     config : Config, str or path
         Its settings (``[compare]``) promise the same total, and differ in how they train.
     by : {"rehearsal", "public"}
-        Made-up rows of the declared shape, or ``data.public_examples``, as many clients in either case.
+        Made-up rows of the declared shape, or ``data.public_examples``; both with as many clients.
     seeds : int
         Runs of each setting.
     reach : float, optional
-        Of the made-up task: the score that is possible without privacy; by default a clear task's.
+        Score that is possible without privacy in the made-up task; default: that of a clear task.
 
     Returns
     -------
     Chosen
-        The best, and what it rests on.
+        The best setting, and the basis of the choice.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def search(
 
 
 def only(config: Config, label: str) -> Config:
-    """The comparison with one private setting, beside those without privacy."""
+    """Reduce the comparison to one private setting, beside those without privacy."""
     kept = [
         variant.setting
         for variant in variants_of(config)
@@ -136,7 +136,7 @@ def only(config: Config, label: str) -> Config:
 
 
 def _private(config: Config) -> list[Variant]:
-    """The settings to choose among."""
+    """List the private settings, among which to choose."""
     found = [variant for variant in variants_of(config) if _method(config, variant) != "vanilla"]
     if len(found) < 2 or any(variant.setting.match_sigma_of for variant in found):
         raise FieldError(
@@ -148,12 +148,12 @@ def _private(config: Config) -> list[Variant]:
 
 
 def _method(config: Config, variant: Variant) -> str:
-    """The name of a setting's method."""
+    """Return the name of a setting's method."""
     return str(variant.setting.overrides.get("method", config.privacy.method))
 
 
 def _same_promise(config: Config, variants: list[Variant]) -> None:
-    """Refuse settings of which one only wins because it promises less."""
+    """Refuse settings whose promises differ: one could win by promising less."""
     found = {}
     for variant in variants:
         single = configure(config, variant.label, variant.setting)
@@ -167,7 +167,7 @@ def _same_promise(config: Config, variants: list[Variant]) -> None:
 
 
 def _write(file: Path, setup: Setup, by: By, reach: float | None, seed: int) -> None:
-    """Write the rows that settings are played on."""
+    """Write the rows on which settings are played."""
     public = setup.dealt.public
     if by == "public":
         if public is None:
@@ -183,12 +183,12 @@ def _write(file: Path, setup: Setup, by: By, reach: float | None, seed: int) -> 
 
 
 def _shaped(x: Tensor, setup: Setup) -> Tensor:
-    """Rows in the shape of the data's."""
+    """Reshape rows to the shape of the data."""
     return x.reshape(len(x), *setup.dealt.dataset.input_shape)
 
 
 def _on(config: Config, file: Path, setup: Setup, seed: int) -> Config:
-    """The configuration on other rows, as many clients."""
+    """Make the configuration on other rows, with as many clients."""
     data: dict[str, Any] = {
         "name": "npz",
         "path": str(file),
@@ -205,7 +205,7 @@ def _on(config: Config, file: Path, setup: Setup, seed: int) -> Config:
 
 
 def _score(summary: Summary) -> float:
-    """The figure that settings are judged by."""
+    """Return the figure that judges a setting."""
     metrics = summary.values["metrics"]
     if "rmse" in metrics:
         return -float(metrics["rmse"])

@@ -1,4 +1,4 @@
-"""The store: the only place that knows which cells are done, and that runs the others."""
+"""The store: the only place that knows the finished cells, and that runs the others."""
 
 import json
 import math
@@ -39,8 +39,8 @@ class Store(Kept):
     Parameters
     ----------
     folder : Path or None
-        Made when the first cell is run; a cell's own folder is ``cells/<label>-<key>``. None keeps finished cells in
-        memory.
+        Folder, made when the first cell is run; a cell's own folder is ``cells/<label>-<key>``. None keeps finished
+        cells in memory.
     """
 
     def run(
@@ -52,23 +52,23 @@ class Store(Kept):
         together: bool = False,
         executor: Factory | None = None,
     ) -> Finished:
-        """Run what is not finished. Several drivers may share a folder: no cell is run by two of them.
+        """Run the unfinished cells. Several drivers may share a folder: no two run the same cell.
 
         Parameters
         ----------
         cells : sequence of Cell
-            Run in this order, but none before those whose sigma it takes.
+            Cells, run in this order, but none before those whose sigma it takes.
         progress : Progress, optional
-            Is told how it goes.
+            Receives the progress.
         jobs : int
-            Cells at once, each in a process of its own; then `progress` is told of whole cells, and now and then in
-            which round the others are.
+            Number of cells at once, each in a process of its own. `progress` then receives whole cells, and now and
+            then the rounds of the others.
         together : bool
-            Play cells that differ in seeds and in who takes part alone side by side, as many as are fast. Their
-            ledgers, models and checkpoints are not kept, and an interruption loses those that are being played.
+            Play cells side by side that differ only in seeds and in the clients that take part, in blocks of a fast
+            size. Their ledgers, models and checkpoints are not kept, and an interruption loses the current block.
         executor : callable, optional
             Makes a `concurrent.futures.Executor` whose workers see the folder; each runs one cell at a time, to the
-            same bits. With `jobs` above 1, so many are handed over at once, else all.
+            same bits. With `jobs` above 1 so many cells are handed over at once, else all.
 
         Returns
         -------
@@ -79,7 +79,7 @@ class Store(Kept):
         Raises
         ------
         FieldError, FedVeilError
-            What a run refused; finished rounds are kept.
+            For whatever a run refused; finished rounds are kept.
         """
         progress, every = progress or Silent(), distinct(cells)
         done, failed = self.collect(every).outcomes, dict[str, str]()
@@ -127,7 +127,7 @@ class Store(Kept):
                     progress.say(f"{cell.label}: {error}")
 
     def run_one(self, cell: Cell, progress: Progress) -> Outcome:
-        """Run a cell, or what is left of it, unless it is finished; those whose sigma it takes come first.
+        """Run an unfinished cell, or the rest of it; the cells whose sigma it takes come first.
 
         Raises
         ------
@@ -205,14 +205,14 @@ class Store(Kept):
             self._keep(cell, config, summary)
 
     def _resolved(self, cell: Cell, progress: Progress) -> Config:
-        """The configuration to run: of a cell that takes the sigma of others once these are finished."""
+        """Make the configuration to run; a cell that takes the sigma of others waits until these are finished."""
         config = here(cell.config)
         if not cell.sources:
             return config
         return matched(config, [self.run_one(source, progress).summary for source in cell.sources])
 
     def _keep(self, cell: Cell, config: Config, summary: Summary) -> None:
-        """Write what is left of a run that was played in memory; the summary comes last, by which it is finished."""
+        """Write what is kept of a run in memory; the summary comes last, and marks the cell as finished."""
         path = self.path(cell)
         self._remember(cell, summary, path)
         if path is None:
@@ -257,7 +257,7 @@ class Store(Kept):
 
 
 def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
-    """The device on which a run was begun: another one would give other bits."""
+    """Return the device on which a run was begun: another one would give other bits."""
     device = load(path).device
     if device != wanted:
         try:
@@ -271,9 +271,9 @@ def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
 
 
 def run_in_process(folder: Path, cell: Cell) -> tuple[float, str]:
-    """Run one cell of a folder, and say how many seconds it took and why it has no model; for `Jobs`.
+    """Run one cell of a folder for `Jobs`; return its seconds, and the reason for a missing model.
 
-    One that another driver has is left to it.
+    A cell that another driver has is left to it.
     """
     began, why, store = perf_counter(), "", Store(folder)
     try:

@@ -1,1 +1,1 @@
-"""Tables, figures and progress: what people look at."""
+"""Tables, figures and progress for people."""

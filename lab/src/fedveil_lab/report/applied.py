@@ -1,4 +1,4 @@
-"""What a trained model of tampered pixels finds on pages of one's own: drawn, and as boxes."""
+"""A run's model of tampered pixels, applied to a user's pages: drawings and boxes."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class MarkedPage:
 
 
 def model_of(run: Path) -> tuple[nn.Module, int]:
-    """The last model of a run on documents, and the size of its tiles.
+    """Read the last model of a run on documents, and the size of its tiles.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def model_of(run: Path) -> tuple[nn.Module, int]:
 
 
 def probability(module: nn.Module, page: Grey, tile: int) -> NDArray[np.float32]:
-    """[H, W]: that a pixel was tampered with, averaged over tiles that overlap by half."""
+    """Compute the probability [H, W] that a pixel was tampered with, averaged over tiles that overlap by half."""
     low = [max(0, tile - side) for side in page.shape]
     whole = np.pad(page, [(0, more) for more in low], mode="edge")
     total, count = np.zeros(whole.shape), np.zeros(whole.shape)
@@ -96,7 +96,7 @@ def probability(module: nn.Module, page: Grey, tile: int) -> NDArray[np.float32]
 
 
 def findings(run: Path, pages: Path, threshold: float = 0.5) -> Iterator[MarkedPage]:
-    """Yield what the model of a run finds on a page, or on those of a folder, one after another.
+    """Yield the findings of a run's model on a page, or on each page of a folder.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def findings(run: Path, pages: Path, threshold: float = 0.5) -> Iterator[MarkedP
 
 
 def write_finding(finding: MarkedPage, folder: Path, threshold: float = 0.5) -> None:
-    """Write ``NAME.png``, the page with what was found in red, and ``NAME-mask.png``."""
+    """Write ``NAME.png``, the page with findings in red, and ``NAME-mask.png``."""
     marked = (finding.score >= threshold)[..., None]
     colours = np.repeat(finding.page[..., None].astype(np.float64), 3, axis=2)
     drawn = np.where(marked, 0.5 * colours + 0.5 * RED, colours)

@@ -1,4 +1,4 @@
-"""The figures of an audit: what each attack reached in each setting; scores and evidence against one defence."""
+"""The figures of an audit: the result of each attack in each setting; scores and evidence against one defence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +50,7 @@ Looks = dict[str, dict[str, Any]]  # how each setting is drawn, in every panel
 
 
 def audit_figure(audit: Audit) -> Figure | None:
-    """Areas under the ROC curve with their intervals, and the curves; None where no attack was judged."""
+    """Draw areas under the ROC curve with their intervals, and the curves; None where no attack was judged."""
     rows = by_attack(audit)
     if not rows:
         return None
@@ -79,7 +79,7 @@ def audit_figure(audit: Audit) -> Figure | None:
 
 
 def evidence_figure(audit: Audit) -> Figure | None:
-    """Verdicts of both worlds and evidence over the rounds, against the last defence; None where none was judged."""
+    """Draw verdicts of both worlds and evidence over the rounds, against the last defence; None where none was judged."""
     defended = audit.settings[-1]
     judged = {name: by for name, by in by_attack(audit).items() if defended in by}
     shown = strongest(judged, defended, PAIRS)
@@ -98,10 +98,10 @@ def evidence_figure(audit: Audit) -> Figure | None:
 
 @own_style()
 def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
-    """One panel a setting, one line an attack, of the first run.
+    """Draw a panel for each setting, with a line for each attack, of the first run.
 
-    Lines begin where ten false positives are expected: to the left of that fewer non-members decide. Logarithmic axes
-    show low rates; where there are fewer than a hundred non-members there are none, and axes are linear.
+    Lines begin where ten false positives are expected: further left fewer non-members decide. Logarithmic axes show low
+    rates. With fewer than a hundred non-members there are no low rates, and axes are linear.
     """
     figure, panels = new_figure(4.4 * len(rates), 4.6, [list(rates)])
     names = list(dict.fromkeys(name for lines in rates.values() for name in lines))
@@ -150,7 +150,7 @@ def _about(audit: Audit) -> str:
 
 
 def strongest(rows: Rows, label: str, most: int) -> Rows:
-    """The attacks that reach most against a setting, in their own order; those on unpublished metrics last."""
+    """Choose the strongest attacks against a setting, in their own order; those on unpublished metrics last."""
 
     def rank(name: str) -> tuple[bool, float]:
         verdict = rows[name].get(label)
@@ -161,7 +161,7 @@ def strongest(rows: Rows, label: str, most: int) -> Rows:
 
 
 def _looks(audit: Audit, rows: Rows) -> Looks:
-    """Of the settings in which an attack was judged."""
+    """Choose the looks of the settings in which an attack was judged."""
     first, *defended = audit.settings
     looks: Looks = {
         first: {
@@ -186,7 +186,7 @@ def _looks(audit: Audit, rows: Rows) -> Looks:
 
 
 def _forest(axes: Axes, rows: Rows, looks: Looks) -> None:
-    """One line an attack, one mark a setting."""
+    """Draw a line for each attack, with a mark for each setting."""
     plain(axes)
     count = len(looks) + 0.5
     for j, (label, look) in enumerate(looks.items()):
@@ -227,7 +227,7 @@ def _named(name: str, by: dict[str, Scored]) -> str:
 
 
 def _scores(axes: Axes, verdict: Scored, name: str) -> None:
-    """What an attack says of every run of both worlds."""
+    """Draw the score of an attack on every run of both worlds."""
     plain(axes)
     worlds = [verdict.outside[:, -1].numpy(), verdict.inside[:, -1].numpy()]
     how: dict[str, Any] = {"color": [OUT, IN], "label": ["without the target", "with the target"]}
@@ -247,7 +247,7 @@ def _scores(axes: Axes, verdict: Scored, name: str) -> None:
 
 
 def _evidence(axes: Axes, verdict: Scored, name: str) -> None:
-    """What an attack would say after each round."""
+    """Draw the evidence of an attack after each round."""
     plain(axes)
     rounds = np.arange(1, verdict.inside.shape[1] + 1)
     for values, colour, aside in (
@@ -276,12 +276,13 @@ def _weighs(row: str) -> bool:
 
 
 def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Points]]:
-    """Curves that hide none of each other: where several coincide, each has gaps (NaN) in which another is seen.
+    """Make curves that do not hide each other: where several coincide, each has gaps (NaN) that show another.
 
     Parameters
     ----------
     curves : sequence of two arrays
-        False and true positive rates. Neither ever falls, so that curves through one point have come equally far there.
+        False and true positive rates. Neither rate ever falls, so that curves through one point have equal length up to
+        it.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Tables of an audit: the strongest attack against each defence, what each attack reached, and what has to be said."""
+"""Tables of an audit: the strongest attack against each defence, each attack's result, and notes."""
 
 import math
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ MILESTONES = (0.0, 0.5, 1.0, 2.0)
 
 
 def in_words(value: Estimate | None) -> str:
-    """A figure with its interval."""
+    """Write a figure with its interval."""
     if value is None:
         return NOTHING
     return f"{value.point:.3f} ({value.low:.2f}-{value.high:.2f})"
 
 
 def proven(bound: dict[str, float] | None) -> str:
-    """An epsilon that runs prove, of the most that they can."""
+    """Write the epsilon that runs prove, and the most that they can prove."""
     if bound is None:
         return NOTHING
     return f"{rounded_down(bound['lower'])} of {bound['ceiling']:.2f}"
@@ -45,7 +45,7 @@ def answered(label: str, own: Sequence[Participation], best: Participation | Non
 
 
 def headline(audit: Audit) -> Table | None:
-    """The strongest attack against each defence (against the federation itself, if it has none), and what is proven.
+    """Make the table of the strongest attack against each defence (or the undefended federation), and of proven bounds.
 
     An attack counts if it works without the defence, or evidently against it. None where nothing was judged.
     """
@@ -77,7 +77,7 @@ def headline(audit: Audit) -> Table | None:
 
 
 def _strongest(audit: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scored | None]]:
-    """What was judged against each defence, what counts of it, and the strongest of these."""
+    """Collect for each defence the judged attacks, those that count, and the strongest of these."""
     judged = {}
     for label in audit.settings[1:] or audit.settings:
         own = [
@@ -91,12 +91,12 @@ def _strongest(audit: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scor
 
 
 def _success(verdict: Scored) -> tuple[float, float]:
-    """By what verdicts are ranked: the area, then the lower end of its interval."""
+    """Return the sort key of verdicts: the area, then the lower end of its interval."""
     return verdict.point, verdict.auc.low
 
 
 def answer(audit: Audit) -> str:
-    """The question and its answer for each setting, a sentence each; empty where nothing was judged."""
+    """Write the question, and its answer for each setting, a sentence each; empty where nothing was judged."""
     lines = []
     for label, (own, _, best) in _strongest(audit).items():
         if own:
@@ -108,7 +108,7 @@ def answer(audit: Audit) -> str:
 
 
 def folded(refused: Sequence[Refused]) -> list[str]:
-    """One line for all attacks that were not run, by the reason."""
+    """Write one line for each reason why attacks were not run."""
     said = []
     for reason, own in grouped_by(refused, lambda one: one.reason).items():
         attacks = dict.fromkeys(one.attack for one in own)
@@ -117,7 +117,7 @@ def folded(refused: Sequence[Refused]) -> list[str]:
 
 
 def compared(audit: Audit) -> list[str]:
-    """Set what was promised beside what was proven; one line where an epsilon is promised for another relation."""
+    """Compare promised and proven epsilons; write one line where an epsilon is promised for another relation."""
     values, played = audit.values, audit.values["relation"]
     others, lines = dict[str, list[str]](), []
     for label, about in values["settings"].items():
@@ -136,12 +136,12 @@ def compared(audit: Audit) -> list[str]:
 
 
 def fewest_runs(epsilon: float, delta: float) -> int:
-    """The fewest runs in each world that can prove more than an epsilon, with one attack."""
+    """Return the fewest runs in each world that can prove more than an epsilon, with one attack."""
     return next(n for n in count(2) if epsilon_ceiling(n, delta) > epsilon)
 
 
 def too_few(values: dict[str, Any]) -> list[str]:
-    """Say how many runs it takes, where there are too few to prove anything."""
+    """Write how many runs are needed, where there are too few to prove anything."""
     runs, ceiling, delta = values["replicates"], values["epsilon_ceiling"], values["delta"]
     if ceiling is None or ceiling >= LITTLE:
         return []
@@ -153,12 +153,12 @@ def too_few(values: dict[str, Any]) -> list[str]:
 
 
 def audit_tables(audit: Audit) -> list[Table]:
-    """One table a setting, the undefended federation first; defended ones beside it."""
+    """Make one table for each setting, the undefended federation first; later tables show it beside theirs."""
     return [_table(audit, label) for label in audit.settings]
 
 
 def _table(audit: Audit, label: str) -> Table:
-    """What each attack reached against one setting."""
+    """Make the table of each attack's result against one setting."""
     undefended = audit.settings[0]
     columns = ["AUC (95%)", "advantage", "measured epsilon >=", "AUC without defence", "valid"]
     numbers = columns[:3] if label == undefended else columns
@@ -177,19 +177,19 @@ def _table(audit: Audit, label: str) -> Table:
 
 
 def _area(verdict: Scored | None) -> str:
-    """The area under an attack's curve; an attack without a verdict was refused."""
+    """Write the area under an attack's curve; an attack without a verdict was refused."""
     return "refused" if verdict is None else in_words(verdict.auc)
 
 
 def _validity(verdict: Scored | None) -> str:
-    """Whether an attack works without the defence."""
+    """Write whether an attack works without the defence."""
     if verdict is None or verdict.valid is None:
         return NOTHING
     return "yes" if verdict.valid else "no"
 
 
 def _figures(verdict: Scored | None) -> list[str]:
-    """Area, advantage and proven epsilon of an attack."""
+    """Write area, advantage and proven epsilon of an attack."""
     if verdict is None:
         return ["refused", NOTHING, NOTHING]
     advantage = None if verdict.advantage is None else verdict.advantage.point
@@ -198,7 +198,7 @@ def _figures(verdict: Scored | None) -> list[str]:
 
 
 def by_attack(audit: Audit) -> dict[str, dict[str, Scored]]:
-    """Verdicts by attack and setting, in the order in which they were judged."""
+    """Sort verdicts by attack and setting, in the order in which they were judged."""
     rows: dict[str, dict[str, Scored]] = {}
     for verdict in audit.verdicts:
         rows.setdefault(verdict.attack, {})[verdict.setting] = verdict
@@ -235,7 +235,7 @@ def audit_notes(audit: Audit) -> list[str]:
 
 
 def _of_verdicts(verdicts: Sequence[Scored]) -> list[str]:
-    """Notes of single verdicts; that rates are missing is said once, last."""
+    """Collect notes of single verdicts; missing rates are noted once, last."""
     notes, rates = [], list[str]()
     for verdict in verdicts:
         for note in verdict.notes:
@@ -247,7 +247,7 @@ def _of_verdicts(verdicts: Sequence[Scored]) -> list[str]:
 
 
 def _about(about: dict[str, Any]) -> str:
-    """Guarantee, accuracy and noise of a setting."""
+    """Write guarantee, accuracy and noise of a setting."""
     parts = [f"guarantee {about['guarantee'] or 'not played'}"]
     if about["accuracy"] is not None:
         parts.append(f"accuracy {about['accuracy']:.3f}")
@@ -261,7 +261,7 @@ def _about(about: dict[str, Any]) -> str:
 
 
 def _gain(audit: Audit) -> str:
-    """What each way of publishing gives an adversary with shadow data alone, and one with all the means, by setting."""
+    """Write, by setting, what each way of publishing gives an adversary with shadow data alone, and one with all means."""
     rows = by_attack(audit)
     means = (
         ("shadow data alone", "loss", "side-channel"),
@@ -286,7 +286,7 @@ def _gain(audit: Audit) -> str:
 
 
 def _sequential(verdict: Scored) -> str:
-    """When a sequential test decides, and how often it is wrong."""
+    """Write when a sequential test decides, and how often it is wrong."""
     test = verdict.sequential
     assert test is not None
     median = f"decides after {test.rounds_in:g} rounds (median, with the target) and {test.rounds_out:g} (without)"

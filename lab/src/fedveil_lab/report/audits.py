@@ -1,4 +1,4 @@
-"""What a game found, for people: tables, notes and pictures, and the same as Markdown."""
+"""A game's results for people: tables, notes and pictures, and the same as Markdown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ INCH = 0.9  # of one image
 
 @dataclass(frozen=True)
 class Shown:
-    """Tables, what has to be said below them, the pictures that were drawn, and the answer, which comes first."""
+    """Tables, notes that belong below them, drawn pictures, and the answer, which comes first."""
 
     tables: Sequence[Table]
     notes: Sequence[str]
@@ -40,7 +40,7 @@ class Shown:
     answer: str = ""
 
     def write(self, folder: Path) -> list[str]:
-        """Write ``audit.md`` and the tables as CSV; the names of all files that a reader of this audit opens."""
+        """Write ``audit.md`` and the tables as CSV; return the names of all files that a reader of this audit opens."""
         files = write(folder, PAGE, self.tables, self.notes, self.answer)
         return [
             RESULT,
@@ -51,7 +51,7 @@ class Shown:
 
 @singledispatch
 def show(judgement: Judgement, folder: Path) -> Shown:
-    """Draw what a game found into a folder; a game of yours has its verdicts in one table."""
+    """Draw a game's results into a folder; a game of yours has its verdicts in one table."""
     rows = []
     for v in judgement.verdicts:
         row = {
@@ -99,7 +99,7 @@ def _inversion(audit: InversionAudit, folder: Path) -> Shown:
 
 
 def inversion_table(inverted: Inverted, promises: Mapping[str, str] | None = None) -> Table:
-    """One row an attack and setting; the undefended attack, the mean image and the round's promise stand beside it."""
+    """Make a row for each attack and setting, beside the undefended attack, the mean image and the round's promise."""
     masked = [
         n for n in ("region_mse", "rest_mse") if any(n in v.details for v in inverted.verdicts)
     ]
@@ -149,7 +149,7 @@ def inversion_figure(
     pixels: tuple[float, float] = (0.0, 1.0),
     promises: Mapping[str, str] | None = None,
 ) -> Figure:
-    """One row of originals, and one of reconstructions for each setting, with the mean error of all images.
+    """Draw a row of originals, and a row of reconstructions for each setting with the mean error of all images.
 
     Raises
     ------
@@ -204,6 +204,6 @@ def draw_inversion(
 
 
 def _scaled(image: Tensor, pixels: tuple[float, float]) -> Tensor:
-    """[H, W] or [H, W, 3] between 0 and 1."""
+    """Scale an image to [H, W] or [H, W, 3] between 0 and 1."""
     scaled = ((image.float() - pixels[0]) / (pixels[1] - pixels[0])).clamp(0, 1)
     return scaled[0] if len(scaled) == 1 else scaled.permute(1, 2, 0)

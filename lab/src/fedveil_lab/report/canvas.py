@@ -1,4 +1,4 @@
-"""What every figure shares: colours, axes, words that are not cut off, and legends outside the panels."""
+"""The common parts of figures: colours, axes, words that are not cut off, and legends outside the panels."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -20,7 +20,7 @@ HANDLE = 4.5  # of a legend: a line's sample and the gaps beside it, in the same
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour and dashes of a line; the ninth is like the first."""
+    """Return colour and dashes of a line; the ninth is like the first."""
     return {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
 
 
@@ -37,7 +37,7 @@ def keep(figure: Figure, file: Path, dpi: int) -> Path:
 def new_figure(
     width: float, height: float, cells: list[list[str]], widths: list[float] | None = None
 ) -> tuple[Figure, dict[str, Axes]]:
-    """An empty figure in the house's style, with axes by name; never of pyplot, which has global state and windows."""
+    """Make an empty figure in the house's style, with axes by name; never by pyplot, which has global state and windows."""
     figure = Figure(figsize=(width, height), layout="constrained")
     mosaic: dict[str, Axes] = figure.subplot_mosaic(cells, width_ratios=widths)  # type: ignore[arg-type]
     for axes in mosaic.values():
@@ -46,14 +46,14 @@ def new_figure(
 
 
 def plain(axes: Axes) -> None:
-    """The house's style for one panel."""
+    """Apply the house's style to one panel."""
     axes.grid(color="#e5e5e5", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def over_seeds(counts: Sequence[int], x: str) -> str:
-    """Say what lines and bands are, over so many seeds each; empty where no line has several."""
+    """Write what lines and bands mean, over so many seeds each; empty where no line has several."""
     least, most = min(counts), max(counts)
     if most == 1:
         return ""
@@ -62,45 +62,45 @@ def over_seeds(counts: Sequence[int], x: str) -> str:
 
 
 def whole_numbers() -> Any:
-    """Ticks for an axis of rounds or counts, be there one or many."""
+    """Make ticks for an axis of rounds or counts, be there one or many."""
     return MaxNLocator(integer=True, min_n_ticks=1)
 
 
 def dot(rounds: Sequence[Any]) -> str:
-    """The marker of a line over rounds: a single one would leave nothing to see."""
+    """Return the marker of a line over rounds: a single round would be invisible without one."""
     return "o" if len(rounds) == 1 else ""
 
 
 def say(axes: Axes, text: str) -> None:
-    """Say why there is nothing to draw; the vertical axis, which may be shared, keeps its ticks."""
+    """Write into a panel why there is nothing to draw; the vertical axis, which may be shared, keeps its ticks."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
     axes.set_xticks([])
 
 
 def wrapped(text: str, width: float, size: float) -> str:
-    """Text in lines that fit into `width` inches at `size` points."""
+    """Break text into lines that fit into `width` inches at `size` points."""
     letters = max(8, int(72 * width / (size * EM)))
     return "\n".join(fill(line, letters, break_on_hyphens=False) for line in text.split("\n"))
 
 
 def labelled(axes: Sequence[Axes]) -> dict[str, Any]:
-    """Handles for a legend by label; panels that share one count once."""
+    """Collect handles for a legend by label; panels that share a label count once."""
     return {str(h.get_label()): h for one in axes for h in one.get_legend_handles_labels()[0]}
 
 
 def legend_below(
     figure: Figure, handles: Mapping[str, Any], *, size: float = 9, beside: float = 0
 ) -> None:
-    """A legend below all panels, in as many columns as fit; the figure grows by what it takes beyond one line.
+    """Draw a legend below all panels, in as many columns as fit; the figure grows by its lines beyond the first.
 
     Parameters
     ----------
     figure : Figure
-        With a constrained layout.
+        Figure with a constrained layout.
     handles : mapping
-        By label.
+        Handles by label.
     size : float
-        Of the letters, in points.
+        Size of the letters, in points.
     beside : float
         Inches of the width, left and right together, that are not the legend's own.
     """
@@ -120,6 +120,6 @@ def legend_below(
 def legend_beside(
     figure: Figure, handles: Sequence[Any], labels: Sequence[str], **options: Any
 ) -> None:
-    """A key to the right of all panels, a line each."""
+    """Draw a key to the right of all panels, with a line for each handle."""
     key = [wrapped(label, 1.8, 9) for label in labels]
     figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, **options)

@@ -1,4 +1,4 @@
-"""What it costs to choose among private runs: the total of all that somebody sees, not of the chosen one."""
+"""Cost of a choice among private runs: the total of all runs that somebody sees, not of the chosen one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from fedveil_lab.runs.summary import Summary
 
 
 def cost_of_choosing(summaries: Sequence[Summary]) -> list[str]:
-    """A sentence for each unit and relation of which a comparison shows several private runs, seeds among them.
+    """Write a sentence for each unit and relation with several private runs in a comparison, seeds among them.
 
-    Exact for unsampled Gaussian noise (mu of each, squared and added up); sampled lots are composed by the distribution
-    of all steps of all runs. Runs whose promise is no such bound are counted, and not added up.
+    The total is exact for unsampled Gaussian noise (squares of mu added up). Sampled lots are composed by the
+    distribution of all steps of all runs. Runs whose promise is no such bound are counted, and not added up.
     """
     groups: dict[tuple[str, Relation, float], list[Mapping[str, Any]]] = {}
     for summary in summaries:

@@ -1,4 +1,4 @@
-"""Tables and a picture of what a physician asks: sensitivity and specificity of the named class, calibration.
+"""Tables and a picture for a physician: sensitivity and specificity of the named class, calibration.
 
 For the experimenter's own eyes: measured without noise on people whom no promise covers, hospitals by their names.
 """
@@ -31,13 +31,13 @@ FEWEST = 5  # rows of a bin below which its point is drawn pale
 
 
 def measured_on(found: Mapping[str, Any]) -> str:
-    """Say how many patients and rows figures are of."""
+    """Write on how many patients and rows figures were measured."""
     rows = f"{found['rows']} held-out rows"
     return f"{found['persons']} patients ({rows})" if found["persons"] else rows
 
 
 def classified_tables(summary: Summary) -> list[Table]:
-    """Make the tables of one run: figures with intervals, who was taken for what, calibration, each hospital by its name."""
+    """Make the tables of one run: figures with intervals, confusions, calibration, each hospital by its name."""
     found = summary.values.get("classified", {})
     pooled = found.get("pooled") or found.get("test")
     if not pooled:
@@ -74,18 +74,18 @@ def compared_table(summaries: Sequence[Summary]) -> list[Table]:
 
 
 def _pooled(summary: Summary) -> Mapping[str, Any]:
-    """The figures over all clients' held-out rows; empty where nothing was measured."""
+    """Return the figures over all clients' held-out rows; empty where nothing was measured."""
     return summary.values.get("classified", {}).get("pooled") or {}
 
 
 def _title(found: Mapping[str, Any]) -> str:
-    """Round, positive class and rows of figures."""
+    """Write round, positive class and rows of figures."""
     positive = f"positive: {found['positive']}, " if found["positive"] else ""
     return f"last round, {positive}95% over {measured_on(found)}"
 
 
 def _figures(found: Mapping[str, Any]) -> Table:
-    """A line a figure: over the held-out rows, and over the set's own test half."""
+    """Make a line for each figure: over the held-out rows, and over the set's own test half."""
     parts = {"held out": found.get("pooled"), "test half": found.get("test")}
     there = {name: part for name, part in parts.items() if part}
     rows: list[dict[str, object]] = []
@@ -101,7 +101,7 @@ def _figures(found: Mapping[str, Any]) -> Table:
 
 
 def _confusion(found: Mapping[str, Any]) -> Table:
-    """A line a true class, a column a named one."""
+    """Make a line for each true class, with a column for each named class."""
     columns = [f"named {name}" for name in found["classes"]]
     rows: list[dict[str, object]] = []
     for name, counts in zip(found["classes"], found["confusion"], strict=True):
@@ -112,7 +112,7 @@ def _confusion(found: Mapping[str, Any]) -> Table:
 
 
 def _calibration(found: Mapping[str, Any]) -> Table:
-    """A line a bin: the probability that the model gave, and how often it was so."""
+    """Make a line for each bin: the probability that the model gave, and the share in which it was right."""
     what = "of the class that was named"
     if found["positive"]:
         what = f"that it is {found['positive']}"
@@ -142,7 +142,7 @@ def _hospitals(hospitals: Sequence[Mapping[str, Any]], pooled: Mapping[str, Any]
 
 
 def _text(figure: Mapping[str, Any] | None) -> str:
-    """A figure with its interval, where it has one."""
+    """Write a figure with its interval, where it has one."""
     if figure is None:
         return NOTHING
     if figure["low"] is None:
@@ -151,7 +151,7 @@ def _text(figure: Mapping[str, Any] | None) -> str:
 
 
 def _mean(figures: Sequence[Mapping[str, Any]]) -> str:
-    """The mean over seeds of a figure and of the ends of its interval."""
+    """Write the mean over seeds of a figure and of the ends of its interval."""
     means: dict[str, float | None] = {}
     for end in ("value", "low", "high"):
         known = [one[end] for one in figures if one[end] is not None]
@@ -161,7 +161,7 @@ def _mean(figures: Sequence[Mapping[str, Any]]) -> str:
 
 @own_style()
 def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
-    """Draw areas and shares of two classes over the rounds, and calibration after the last; None where nothing is known."""
+    """Draw areas and shares of two classes over the rounds, and calibration after the last; None without figures."""
     known = [pooled for pooled in map(_pooled, summaries) if pooled]
     measured = {name for summary in summaries for row in summary.rows for name in row["metrics"]}
     if not known or not measured.issuperset(OVER_ROUNDS):

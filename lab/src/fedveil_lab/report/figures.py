@@ -1,4 +1,4 @@
-"""Figures of a comparison: accuracy, noise and distance over its rounds, and accuracy against what it cost."""
+"""Figures of a comparison: accuracy, noise and distance over its rounds, and accuracy against its cost."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 
 def several(summaries: Sequence[Summary]) -> bool:
-    """Whether there is something to weigh: two settings with noise, or attacks; of a single one there is no front."""
+    """Whether there is something to compare: two settings with noise, or attacks; a single setting has no front."""
     noisy = {
         s.setting for s in summaries if s.values["noise"] or worst_guarantee(s)["status"] != "none"
     }
@@ -63,12 +63,12 @@ def several(summaries: Sequence[Summary]) -> bool:
 
 
 def judged_by(summaries: Sequence[Summary]) -> tuple[str, str]:
-    """The figure that is weighed: of two classes the area, as accuracy hides a class that is never named."""
+    """Name the compared figure: of two classes the area, as accuracy hides a class that is never named."""
     return ("auc", "ROC AUC") if figures_of(summaries) == OF_TWO else quality(summaries)
 
 
 def _varies(summaries: Sequence[Summary], kind: str) -> bool:
-    """Whether a figure of the noise changes from round to round: one that does not stands in the table."""
+    """Whether a figure of the noise changes from round to round; a constant one stands in the table."""
     for summary in summaries:
         series = [row["noise"][kind] for row in summary.rows if kind in row["noise"]]
         if len(series) == 1:
@@ -80,7 +80,7 @@ def _varies(summaries: Sequence[Summary], kind: str) -> bool:
 
 @own_style()
 def curves(summaries: Sequence[Summary]) -> Figure:
-    """Accuracy per round; sigma and d where they change. Several seeds: their mean, and the range between them."""
+    """Draw accuracy per round; sigma and d where they change. Several seeds give their mean, and the range between them."""
     strengths = _strengths(summaries)
     width = 11.0 if len(strengths) > 1 else 10.0
     name, title = judged_by(summaries)
@@ -125,7 +125,7 @@ def curves(summaries: Sequence[Summary]) -> Figure:
 
 
 def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
-    """How strongly the lines of each swept value are drawn; full where nothing is swept."""
+    """Choose the strength of lines for each swept value; full where nothing is swept."""
     by_setting: dict[str, float] = {}
     for own in based(summaries).values():
         values = list(dict.fromkeys(swept(s) for s in own))
@@ -163,16 +163,16 @@ class Point:
     Attributes
     ----------
     swept : str
-        The values of what is swept.
+        Values of the swept parameters.
     quality, spread : float
         Mean and standard deviation over the seeds, or over the last rounds of a single one.
     noisy : bool
         Whether noise was added.
     at : dict of str to float
-        Where it lies in each panel in which it does. Epsilons of other units, trusts or relations are not comparable:
-        they have panels of their own.
+        Place of the setting in each of its panels. Epsilons of different units, trusts or relations are not comparable,
+        and have panels of their own.
     reach : tuple of float
-        From the strongest attack's area down and up to the ends of its interval.
+        Distances from the strongest attack's area down and up to the ends of its interval.
     """
 
     swept: str
@@ -190,7 +190,7 @@ Points = dict[
 
 @own_style()
 def pareto(summaries: Sequence[Summary]) -> Figure:
-    """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
+    """Draw a panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
     name, title = judged_by(summaries)
     points = {base: _points(runs, name) for base, runs in based(summaries).items()}
     panels, widths = _panels(points)
@@ -224,7 +224,7 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
 
 
 def _panels(points: Points) -> tuple[list[str], list[float]]:
-    """The panels that there are points for, from left to right, and their widths."""
+    """List the panels that have points, from left to right, and their widths."""
     kinds: dict[str, None] = {}
     for some in points.values():
         for point in some:
@@ -237,7 +237,7 @@ def _panels(points: Points) -> tuple[list[str], list[float]]:
 
 
 def _points(runs: Sequence[Summary], name: str) -> list[Point]:
-    """A point for each setting that has the figure."""
+    """Make a point for each setting that has the figure."""
     points = []
     for own in grouped(runs).values():
         values = _known(run.averaged(name) for run in own)
@@ -261,12 +261,12 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
-    """The values that are there."""
+    """Return the values that are not None."""
     return [value for value in values if value is not None]
 
 
 def _proven(summary: Summary) -> tuple[str, float] | None:
-    """Unit, trust and neighbours of a run that has an epsilon, and that epsilon; a heuristic has none."""
+    """Return unit, trust and neighbours of a run's epsilon, and that epsilon; a heuristic has none."""
     guarantee = worst_guarantee(summary)
     if guarantee["status"] not in ("formal", "conditional") or "epsilon" not in guarantee:
         return None
@@ -276,7 +276,7 @@ def _proven(summary: Summary) -> tuple[str, float] | None:
 
 
 def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
-    """The points of all settings that lie in a panel, with their bars."""
+    """Draw the points of all settings in a panel, with their bars."""
     every: list[tuple[float, float]] = []
     for number, (base, some) in enumerate(points.items()):
         shown = [point for point in some if panel in point.at]
@@ -335,7 +335,7 @@ def _noise(axes: Axes, points: Points) -> None:
 
 
 def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
-    """Label a panel of epsilons: what they are about, and from where on they are vacuous."""
+    """Label a panel of epsilons: their unit, trust and relation, and from where on they are vacuous."""
     here = []
     for summary in summaries:
         proven = _proven(summary)
@@ -364,7 +364,7 @@ def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
 
 
 def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> None:
-    """The points that no other one beats in both: lower on x, better on y."""
+    """Draw the front: the points that no other one beats in both, lower on x and better on y."""
     kept: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda p: (p[0], -better * p[1])):
         if not kept or better * y > better * kept[-1][1]:
@@ -375,7 +375,7 @@ def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> No
 
 
 def _style(number: int, count: int) -> dict[str, Any]:
-    """Colour, marker and line of a setting with so many points."""
+    """Return colour, marker and line of a setting with so many points."""
     line = {"linestyle": "-" if count > 1 else "none", "linewidth": 1}
     marker = {"marker": MARKERS[number % 8], "markersize": 6, "capsize": 2, "elinewidth": 0.7}
     return {"color": COLOURS[number % 8], "ecolor": COLOURS[number % 8] + "70", **line, **marker}

@@ -1,4 +1,4 @@
-"""What a run's figures say of learning itself: whether anything was learned, and whether a baseline stands still.
+"""Checks of learning by a run's figures: whether anything was learned, and whether a baseline has settled.
 
 Intervals are over held-out rows of one seed: they say nothing of other seeds.
 """
@@ -14,10 +14,10 @@ WIDTH = 1.96  # deviations of a 95% interval
 
 
 def chance_level(runs: Sequence[Summary]) -> str:
-    """A sentence on runs of one setting that learned no more than the most frequent class, or the mean, knows.
+    """Write a sentence on runs of one setting that are no better than naming the most frequent class, or the mean.
 
-    Of classes, if the interval of the balanced accuracy, on average over seeds, reaches down to what one class alone
-    has. Of numbers, if the error is not evidently below that of the mean. An empty text otherwise.
+    For classes: if the interval of the balanced accuracy, on average over seeds, reaches down to that of one class. For
+    numbers: if the error is not evidently below that of the mean. Otherwise the text is empty.
     """
     if balanced := [found for run in runs if (found := _figure(run, "balanced_accuracy"))]:
         low, value = (fmean(found[key] for found in balanced) for key in ("low", "value"))
@@ -46,7 +46,7 @@ def chance_level(runs: Sequence[Summary]) -> str:
 
 
 def unstable(runs: Sequence[Summary]) -> str:
-    """A sentence on runs without privacy whose last rounds differ by more than their held-out rows explain."""
+    """Write a sentence on runs without privacy whose last rounds differ by more than their held-out rows explain."""
     name = (
         "balanced_accuracy"
         if all("balanced_accuracy" in run.values["last_rounds"] for run in runs)
@@ -67,7 +67,7 @@ def unstable(runs: Sequence[Summary]) -> str:
 
 
 def price_unreadable(settings: Mapping[str, Sequence[Summary]]) -> list[str]:
-    """Why no price of privacy can be read off a comparison: what is wrong with its lines without privacy."""
+    """Write why a comparison shows no price of privacy: the faults of its lines without privacy."""
     said = []
     for label, runs in settings.items():
         if any(run.values["method"] != "vanilla" for run in runs):
@@ -80,7 +80,7 @@ def price_unreadable(settings: Mapping[str, Sequence[Summary]]) -> list[str]:
 
 
 def _figure(run: Summary, name: str) -> dict[str, Any]:
-    """A figure with its interval over all held-out rows; nothing where it has none."""
+    """Return a figure with its interval over all held-out rows; nothing where it has none."""
     pooled = run.values.get("classified", {}).get("pooled", {})
     found: dict[str, Any] = pooled.get("figures", {}).get(name, {})
     return found

@@ -1,4 +1,4 @@
-"""Who holds what: the table and the picture of a partition."""
+"""The table and the picture of a partition: each client's examples."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ VIEW = "The experimenter's view: in a deployment these figures are the clients' 
 
 
 def tables(holdings: Sequence[Holding], dataset: DataSet) -> list[Table]:
-    """One row a client; with many clients, the whole and the largest and smallest ones."""
+    """Make a row for each client; with many clients, the whole and the largest and smallest ones."""
     form = ".1%" if dataset.task == "segmentation" else ""
     if len(holdings) <= MANY:
         return [_rows(holdings, dataset, _COLUMNS, form=form)]
@@ -52,13 +52,13 @@ def write(holdings: Sequence[Holding], dataset: DataSet, folder: Path) -> list[P
 
 
 def _largest_first(holdings: Sequence[Holding]) -> list[Holding]:
-    """Clients by their number of examples."""
+    """Sort clients by their number of examples, the largest first."""
     return sorted(holdings, key=lambda holding: -(holding.examples + holding.held_out))
 
 
 @own_style()
 def draw(holdings: Sequence[Holding], dataset: DataSet) -> Figure:
-    """Examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
+    """Draw examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
     many, classes = len(holdings) > MANY, dataset.classes
     placed, width, lower = holdings, 10.0, 3.0
     if many:
@@ -86,12 +86,12 @@ def draw(holdings: Sequence[Holding], dataset: DataSet) -> Figure:
 
 
 def _shortened(name: str) -> str:
-    """A client's name, cut where it is too long for the picture."""
+    """Return a client's name, cut where it is too long for the picture."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
-    """Say how many examples there are, and where they went."""
+    """Write how many examples there are, and how they were dealt out."""
     train = sum(holding.examples for holding in holdings)
     kept = sum(holding.held_out for holding in holdings)
     text = f"{dataset.name}: {len(holdings):,} clients, {train:,} examples to train on, {kept:,} held out"
@@ -106,7 +106,7 @@ def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
 def _rows(
     holdings: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = ""
 ) -> Table:
-    """A row a client, with a column for each of at most so many classes; in a format, the class's share."""
+    """Make a row for each client, with columns for at most so many classes; with a format, the class's share."""
     named = dataset.names() if dataset.classes <= most else ()
     rows = []
     for holding in holdings:
@@ -128,7 +128,7 @@ def _rows(
 
 
 def _counts(holding: Holding, form: str) -> Sequence[object]:
-    """Examples of each class, or their shares in a format."""
+    """Return the examples of each class, or with a format their shares."""
     if not form:
         return holding.counts
     whole = max(1, sum(holding.counts))
@@ -136,7 +136,7 @@ def _counts(holding: Holding, form: str) -> Sequence[object]:
 
 
 def _whole(holdings: Sequence[Holding], dataset: DataSet) -> Table:
-    """The least, median and most of each figure over the clients."""
+    """Make the least, median and most of each figure over the clients."""
     spans: dict[str, list[float]] = {
         "examples to train on": [holding.examples for holding in holdings],
         "held out": [holding.held_out for holding in holdings],
@@ -157,7 +157,7 @@ def _whole(holdings: Sequence[Holding], dataset: DataSet) -> Table:
 
 
 def _sizes(axes: Axes, placed: Sequence[Holding]) -> None:
-    """Draw how many examples each client has; a cross where it has at most one to train on."""
+    """Draw each client's number of examples; a cross where it has at most one to train on."""
     places = np.arange(len(placed) + 1) - 0.5
     train = [holding.examples for holding in placed]
     both = [holding.examples + holding.held_out for holding in placed]

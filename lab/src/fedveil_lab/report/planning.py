@@ -14,7 +14,7 @@ USEFUL = 8.0  # a total epsilon that still excludes something
 
 
 def promise_table(method: str, promise: "Promise", delta: float) -> Table:
-    """Make the table of what a configuration promises before it is run, on which conditions, and what is not known yet."""
+    """Make the table of a configuration's promise before it is run, with its conditions and what is not known yet."""
     promised, rows = promise.guarantee, list[tuple[str, str]]()
     rows.append(
         (f"{method}, {promise.planned} rounds", in_words(guarantee_values(promised, delta)))
@@ -43,7 +43,7 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
 
 
 def in_words(guarantee: Mapping[str, Any]) -> str:
-    """A guarantee in sentences: who is protected from whom, and how often the best attacker is right."""
+    """Write a guarantee in sentences: who is protected from whom, and how often the best attacker is right."""
     return " ".join(filter(None, (of_whom(guarantee), of_strength(guarantee))))
 
 
@@ -64,7 +64,7 @@ def of_strength(guarantee: Mapping[str, Any]) -> str:
 
 
 def useful(values: Mapping[str, Any]) -> str:
-    """Say what would reach `USEFUL` for a run with a vacuous epsilon; an empty text for others."""
+    """Write what would reach `USEFUL` for a run with a vacuous epsilon; an empty text for others."""
     worst = next(iter(values["guarantees"].values()))
     if not worst.get("vacuous"):
         return ""

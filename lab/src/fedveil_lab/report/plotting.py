@@ -1,6 +1,6 @@
-"""Matplotlib, for files alone: nobody's backend, matplotlibrc or style stops a figure or changes it.
+"""Matplotlib, for files alone: no user's backend, matplotlibrc or style stops a figure or changes it.
 
-Everything that draws takes Matplotlib's names from here.
+Every drawing module takes Matplotlib's names from here.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 @contextmanager
 def _without_settings() -> Iterator[None]:
-    """Hide the variables by which Matplotlib finds settings, and point to the file that it brings."""
+    """Hide the variables by which Matplotlib finds settings, and point to its own file."""
     spec = find_spec("matplotlib")
     packaged = Path(str(spec and spec.origin)).with_name("mpl-data") / "matplotlibrc"
     own = {"MPLBACKEND": None, "MATPLOTLIBRC": str(packaged)}
@@ -30,7 +30,7 @@ def _without_settings() -> Iterator[None]:
 
 
 def _load() -> Any:
-    """Matplotlib, with the user's settings where they can be read: a notebook may draw with it too."""
+    """Load Matplotlib, with the user's settings where they can be read: a notebook may draw with it too."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""How a run or an audit goes: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run or an audit: a bar on a terminal, plain lines elsewhere."""
 
 import math
 from time import perf_counter
@@ -21,7 +21,7 @@ ROOM = 80  # columns of a terminal that has room for a bar
 
 
 def describe(row: Row) -> str:
-    """The figures of a round that matter most."""
+    """Write the most important figures of a round."""
     metrics, noise = row["metrics"], row["noise"]
     if "text" in row:  # no round: a step of something else
         return str(row["text"])
@@ -41,7 +41,7 @@ class Display:
     Parameters
     ----------
     console : Console
-        On a terminal it gets a bar, else a line now and then.
+        Console; a terminal gets a bar, another one a line now and then.
     """
 
     def __init__(self, console: Console) -> None:
@@ -50,7 +50,7 @@ class Display:
         self._label, self._done, self._first, self._total, self._began = "", 0, 0, 0, 0.0
 
     def begin(self, label: str, done: int, rounds: int) -> None:
-        """A task of so many steps, of which some are done."""
+        """Begin a task of so many steps, of which some are done."""
         self._label, self._done, self._first, self._total, self._began = (
             label,
             done,
@@ -72,7 +72,7 @@ class Display:
             self.say(f"{label}: going on after round {done} of {rounds}")
 
     def advance(self, what: Row | str) -> None:
-        """One more step: the row of a round, or a text."""
+        """Show one more step: the row of a round, or a text."""
         self._done += 1
         text = what if isinstance(what, str) else describe(what)
         left = (
@@ -86,21 +86,21 @@ class Display:
             self.say(f"{self._label}  {step} {self._done}/{self._total}  {text}".strip())
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Show a text on a line of its own."""
         line = cleaned(text, len(text), keep="\n")
         self._console.print(
             line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal
         )
 
     def end(self) -> None:
-        """Leave the bar where it is."""
+        """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """Write a time for people."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
