@@ -1,9 +1,11 @@
 """What a long run costs beside time: memory, open files, threads; and clients of whom a tenth fails at random.
 
 Sizes are those of the issue unless ROUNDS or RUNS in the environment says otherwise; each figure is written with its
-size into build/endurance.json, or the file that FIGURES names.
+size into build/endurance.json, or the file that FIGURES names. What a soak held every 50 rounds stands in a file of its
+own beside it, so that a soak that is ended leaves how far it came.
 """
 
+import gc
 import json
 import os
 import platform
@@ -24,6 +26,7 @@ ROUNDS, RUNS = (
     int(os.environ.get(name, size)) for name, size in (("ROUNDS", 2000), ("RUNS", 5000))
 )
 CLIENTS, EXAMPLES, FAILING = 50, 6, 0.1
+OFTEN = 50  # rounds between two lines of a soak's trace
 FIGURES = Path(os.environ.get("FIGURES", ROOT / "build" / "endurance.json"))
 
 
@@ -58,22 +61,55 @@ def failing(federation):
 
 
 class Watch:
-    """Samples of this process, one a round: bytes of memory, open files, threads."""
+    """Samples of this process, one a round: bytes of memory, open files, threads; every `OFTEN` rounds live tensors."""
 
-    def __init__(self):
-        self.samples = []
+    def __init__(self, name):
+        self.samples, self.tensors = [], []
+        self.trace = FIGURES.parent / "soak" / f"{name.replace(', ', '-').replace(' ', '-')}.jsonl"
+        self.trace.parent.mkdir(parents=True, exist_ok=True)
+        self.trace.unlink(missing_ok=True)
 
     def __call__(self, *_):
         status = Path("/proc/self/statm").read_text().split()
         memory = int(status[1]) * os.sysconf("SC_PAGE_SIZE")
         self.samples.append((memory, len(os.listdir("/proc/self/fd")), threading.active_count()))
+        rounds = len(self.samples)
+        if rounds % OFTEN == 0:
+            self.tensors.append((rounds, *live_tensors()))
+            self.note(rounds)
+
+    def note(self, rounds):
+        memory, files, threads = self.samples[-1]
+        _, count, size = self.tensors[-1]
+        line = {
+            "rounds": rounds,
+            "memory bytes": memory,
+            "files": files,
+            "threads": threads,
+            "tensors": count,
+            "tensor bytes": size,
+            "processor seconds": round(time.process_time(), 2),
+        }
+        with self.trace.open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
 
     def slopes(self):
-        """Bytes, files and threads a round, over the second half, where caches are full."""
+        """Bytes, files, threads and bytes of tensors a round, over the second half, where caches are full."""
         half = np.array(self.samples[len(self.samples) // 2 :], dtype=float)
         rounds = np.arange(len(half))
         memory, files, threads = (float(np.polyfit(rounds, column, 1)[0]) for column in half.T)
-        return {"bytes a round": memory, "files a round": files, "threads a round": threads}
+        found = {"bytes a round": memory, "files a round": files, "threads a round": threads}
+        late = np.array(self.tensors[len(self.tensors) // 2 :], dtype=float)
+        if len(late) > 1:
+            found["tensor bytes a round"] = float(np.polyfit(late[:, 0], late[:, 2], 1)[0])
+        return found
+
+
+def live_tensors():
+    """How many tensors are alive once cycles are collected, and the bytes of their entries."""
+    gc.collect()
+    alive = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
+    return len(alive), sum(one.numel() * one.element_size() for one in alive)
 
 
 class Clock:

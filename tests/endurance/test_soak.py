@@ -55,7 +55,7 @@ class Kept:
 @pytest.mark.parametrize("name", METHODS)
 def test_soak(name):
     method, options = METHODS[name]
-    kept, watch = Kept(), Watch()
+    kept, watch = Kept(), Watch(name)
     federation = fv.Federation(
         model=thousand,
         clients=[examples(partition) for partition in range(CLIENTS)],
@@ -87,6 +87,7 @@ def test_soak(name):
     )
     assert abs(slopes["files a round"]) < 0.01
     assert abs(slopes["threads a round"]) < 0.01
+    assert slopes.get("tensor bytes a round", 0.0) < A_ROUND
     if ROUNDS >= 200:  # before that, what is loaded on the way is most of it
         assert slopes["bytes a round"] < A_ROUND + A_LINE * lines / ROUNDS
 
