@@ -7,6 +7,7 @@ import pytest
 import fedveil as fv
 from endurance_kit import CLIENTS, EXAMPLES, ROUNDS, Clock, Watch, examples, failing, note, thousand
 from fedveil.accounting import OPEN, Ledger, total
+from fedveil.learning.scoring import Scoring
 from fedveil.methods import build
 
 pytestmark = pytest.mark.slow
@@ -65,6 +66,7 @@ def test_soak(name):
         shared=fv.Shared(region=(0, 0, 2, 2), public_data=examples(CLIENTS)),
         execution=fv.Execution(run_id="soak", ledgers=kept, tell=lambda text: None),
     )
+    federation.learner.scoring = Scoring(images=1)  # of FedRE: a product for each of its pixels
     failed = failing(federation)
     with Clock() as clock, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -17,6 +17,7 @@ from fedveil.mechanisms.source import Source
 
 LARGEST = 1 << 11  # sigma on the grid; keeps every product of the sampler below 2^63
 _RANGE = 1 << 63
+_LAST = _RANGE - 1
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -118,23 +119,15 @@ def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
     return steps
 
 
-def _uniform(size: int, bound: Integers | int, source: Source) -> Integers:
+def _uniform(size: int, bound: int, source: Source) -> Integers:
     """Draw exactly uniform whole numbers in [0, bound), by rejection from 63 bits."""
-    limits = np.broadcast_to(np.asarray(bound, dtype=np.int64), (size,))
-    top = (np.uint64(_RANGE) // limits.astype(np.uint64)) * limits.astype(np.uint64)
-    result = np.zeros(size, dtype=np.int64)
-    pending = np.arange(size)
-    while len(pending):
-        raw = source.bits(len(pending)).numpy()
-        good = raw.astype(np.uint64) < top[pending]
-        result[pending[good]] = raw[good] % limits[pending[good]]
-        pending = pending[~good]
+    raw = source.bits(size).numpy()
+    result: Integers = raw % bound
+    beyond = raw - result > _LAST - bound + 1  # the last, incomplete stretch below 2^63
+    (rejected,) = beyond.nonzero()
+    if rejected.size:
+        result[rejected] = _uniform(rejected.size, bound, source)
     return result
-
-
-def _fraction(numerator: Integers, denominator: Integers, source: Source) -> Flags:
-    """Draw Bernoulli(numerator / denominator)."""
-    return np.asarray(_uniform(len(numerator), denominator, source) < numerator)
 
 
 def _exponential(numerator: Integers, denominator: int, source: Source) -> Flags:
@@ -153,14 +146,18 @@ def _exponential(numerator: Integers, denominator: int, source: Source) -> Flags
 
 
 def _small(numerator: Integers, denominator: int, source: Source) -> Flags:
-    """Draw Bernoulli(exp(-numerator / denominator)) for a fraction of at most 1."""
-    count = np.ones(len(numerator), dtype=np.int64)
-    pending = np.arange(len(numerator))
-    while len(pending):
-        more = _fraction(numerator[pending], denominator * count[pending], source)
-        pending = pending[more]
-        count[pending] += 1
-    return np.asarray(count % 2 == 1)
+    """Draw Bernoulli(exp(-numerator / denominator)) for a fraction of at most 1.
+
+    Its k-th trial goes on with probability numerator / (k denominator). Whoever stops at an odd one has drawn True.
+    """
+    result = np.zeros(len(numerator), dtype=bool)
+    pending, trial = np.arange(len(numerator)), 0
+    while pending.size:
+        trial += 1
+        more = _uniform(pending.size, trial * denominator, source) < numerator
+        result[pending[~more]] = trial % 2 == 1
+        pending, numerator = pending[more], numerator[more]
+    return result
 
 
 def _laplace(size: int, t: int, source: Source) -> Integers:

@@ -26,6 +26,10 @@ from fedveil.mechanisms.source import Key, ReproducibleSource, Source
 _PAIRS = 1 << 15  # Box-Muller pairs a block: the working set stays in the cache
 _BLOCK = 16  # bytes of a cipher block, the unit of the counter
 _ZEROS = bytes(8 * 2 * _PAIRS)  # encrypted zeros are the keystream itself
+_SMALL, _AHEAD = (
+    1 << 12,
+    1 << 14,
+)  # bytes of a small draw; bytes that are encrypted at once for small ones
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -112,13 +116,13 @@ class SecureSource(Source):
     def uniform(self, size: int) -> Tensor:
         """Draw float64 [size], uniform on (0, 1), with 53 random bits each."""
         self._check(size)
-        bits = self._integers(size) & ((1 << 53) - 1)
+        bits = torch.from_numpy(self._integers(size) & ((1 << 53) - 1))
         return (bits.to(torch.float64) + 0.5) / (1 << 53)
 
     def bits(self, size: int) -> Tensor:
         """Draw int64 [size], uniform on [0, 2^63)."""
         self._check(size)
-        return self._integers(size) & ((1 << 63) - 1)
+        return torch.from_numpy(self._integers(size) & ((1 << 63) - 1))
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draw standard normals [size]."""
@@ -144,11 +148,11 @@ class SecureSource(Source):
             fill(0)
         return torch.from_numpy(values)
 
-    def _integers(self, size: int) -> Tensor:
+    def _integers(self, size: int) -> Array:
         stream, length = self._current(), 8 * size
         raw = np.empty(length + _BLOCK - 1, dtype=np.uint8)
         stream.write(raw, length, stream.take(-(-length // _BLOCK)))
-        return torch.from_numpy(raw[:length].view(np.int64))
+        return raw[:length].view(np.int64)
 
     def _current(self) -> "_Stream":
         stream = self._stream
@@ -169,6 +173,7 @@ class _Stream:
         self._key = os.urandom(32)
         self._next = int.from_bytes(os.urandom(_BLOCK), "big")
         self._lock = threading.Lock()
+        self._ahead = _nothing_ahead()
 
     def take(self, blocks: int) -> int:
         """Reserve counters of `blocks` for the caller alone, and return the first."""
@@ -178,7 +183,23 @@ class _Stream:
         return first
 
     def write(self, raw: Array, length: int, first: int) -> None:
-        """Write the keystream from a counter on into `raw`; its last 15 bytes are scratch of the cipher."""
+        """Write the keystream from a counter on into `raw`; its last 15 bytes are scratch of the cipher.
+
+        Small pieces are cut from one that was encrypted ahead: setting up the cipher costs more than they do.
+        """
+        if length > _SMALL:
+            self._encrypt(raw, length, first)
+            return
+        begun, ahead = self._ahead  # one tuple, so that threads may replace it
+        place = _BLOCK * (first - begun)
+        if not 0 <= place <= len(ahead) - length:
+            place, ahead = 0, np.empty(_AHEAD + _BLOCK - 1, dtype=np.uint8)
+            self._encrypt(ahead, _AHEAD, first)
+            ahead = ahead[:_AHEAD]
+            self._ahead = first, ahead
+        raw[:length] = ahead[place : place + length]
+
+    def _encrypt(self, raw: Array, length: int, first: int) -> None:
         from cryptography.hazmat.primitives.ciphers import (
             Cipher,
             algorithms,
@@ -191,6 +212,11 @@ class _Stream:
         for start in range(0, length, len(_ZEROS)):
             zeros = memoryview(_ZEROS)[: length - start]
             encryptor.update_into(zeros, room[start : start + len(zeros) + _BLOCK - 1])
+
+
+def _nothing_ahead() -> tuple[int, Array]:
+    """Return the counter and the bytes of a keystream of which nothing was encrypted ahead."""
+    return 0, np.empty(0, dtype=np.uint8)
 
 
 class _Normals:
@@ -266,6 +292,7 @@ class KeyedSource(SecureSource):
 class _KeyedStream(_Stream):
     def __init__(self, key: bytes) -> None:
         self._key, self._next, self._lock = key, 0, threading.Lock()
+        self._ahead = _nothing_ahead()
 
 
 def source_of(seed: int | None) -> Source:

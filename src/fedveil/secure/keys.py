@@ -87,6 +87,7 @@ class SiteKey:
 
         self._private = X25519PrivateKey.from_private_bytes(secret[:_BYTES])
         self._noise = secret[_BYTES:]
+        self._shared: dict[PublicKey, bytes] = {}  # with each peer: the same in every round
         self.public: PublicKey = self._private.public_key().public_bytes_raw()
 
     @classmethod
@@ -110,18 +111,23 @@ class SiteKey:
         FieldError
             If the peer's key is this site's own, or a point of low order, with a shared secret of zero.
         """
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-
         if peer == self.public:
             raise FieldError("peers", peer.hex(), "is this site's own key")
+        if peer not in self._shared:
+            self._shared[peer] = self._agreed(peer)
+        bound = b"".join(sorted((self.public, peer)))
+        return _derived(self._shared[peer], b"fedveil secure sum", bound + info)
+
+    def _agreed(self, peer: PublicKey) -> bytes:
+        """Return the secret that X25519 gives this site and a peer."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
         try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
+            return self._private.exchange(X25519PublicKey.from_public_bytes(peer))
         except ValueError as error:
             raise FieldError(
                 "peers", peer.hex(), "is a point of low order, and no site's key"
             ) from error
-        bound = b"".join(sorted((self.public, peer)))
-        return _derived(shared, b"fedveil secure sum", bound + info)
 
     def source(self, context: bytes) -> KeyedSource:
         """Make a source that this site alone can draw from, the same for the same question.

@@ -316,6 +316,15 @@ def test_bits_are_the_keystream_and_each_block_is_used_once(known_key, monkeypat
     assert drawn == [expected[:4].tolist(), expected[4:7].tolist(), [], expected[8:10].tolist()]
 
 
+def test_small_draws_are_pieces_of_the_keystream(known_key):
+    start = int.from_bytes(ENTROPY[:16], "big")
+    expected = np.frombuffer(keystream(3000, start), dtype=np.int64) & np.int64((1 << 63) - 1)
+    sizes = [2, 300, 512, 514, 2, 1000, 2, 4, 512, 510, 2, 2000, 6] + [2] * 300
+    source = SecureSource()
+    drawn = np.concatenate([source.bits(size).numpy() for size in sizes])
+    assert np.array_equal(drawn, expected[: sum(sizes)])
+
+
 def test_normals_are_box_mullers_of_the_keystream(known_key):
     start = int.from_bytes(ENTROPY[:16], "big")
     for dtype, integers, bits in ((torch.float32, np.int32, 31), (torch.float64, np.int64, 63)):
