@@ -94,6 +94,10 @@ class Bound(Parameters):
         """
         raise FieldError("group", times, "a d-private promise is about vectors, not about units")
 
+    def repeated(self, count: int) -> "Bound":
+        """Return the bound for so many releases like this one; nothing proven stays nothing proven."""
+        return self
+
     def of_change(self) -> "Bound":
         """Return the bound for a unit that is in both inputs and changes; `self` is for a unit that comes or counts zero.
 
@@ -200,6 +204,9 @@ class GDP(Bound):
         slope = self.mu_per_distance
         return GDP(times * self.mu, None if slope is None else times * slope)
 
+    def repeated(self, count: int) -> "GDP":
+        return self.scaled(math.sqrt(count))
+
     def covering(self, others: Sequence[Any]) -> "GDP":
         slopes = [bound.mu_per_distance for bound in (self, *others)]
         return GDP(self.mu, None if None in slopes else max(slopes))
@@ -236,6 +243,9 @@ class ZCDP(Bound):
 
     def scaled(self, times: float) -> "ZCDP":
         return ZCDP(times**2 * self.rho)
+
+    def repeated(self, count: int) -> "ZCDP":
+        return self.scaled(math.sqrt(count))
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
@@ -275,6 +285,9 @@ class PLD(Bound):
 
     def scaled(self, times: float) -> "PLD":
         return self._mapped(partial(scaled_event, times=times))
+
+    def repeated(self, count: int) -> "PLD":
+        return PLD(tuple((event, count * times) for event, times in self.events))
 
     def of_change(self) -> "PLD":
         """Return the bound for a unit that changes. It is sampled as often as before; steps without it see no change."""
@@ -354,6 +367,9 @@ class MetricGDP(OverDistance):
     def epsilon_at(self, distance: float, delta: float) -> float:
         return epsilon_of_mu(self.mu_per_distance * distance, delta)
 
+    def repeated(self, count: int) -> "MetricGDP":
+        return MetricGDP(self.mu_per_distance * math.sqrt(count))
+
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
         return cls(compose_mu(b.mu_per_distance for b in bounds))
@@ -394,6 +410,10 @@ class MetricDP(OverDistance):
         for event, count in self.events_per_distance:
             seen.append((EuclideanLaplace(event.dimension, event.shift * distance), count))
         return min(pure, composition.epsilon(seen, delta))
+
+    def repeated(self, count: int) -> "MetricDP":
+        events = ((event, count * times) for event, times in self.events_per_distance)
+        return MetricDP(count * self.epsilon_per_distance, tuple(events))
 
     def covering(self, others: Sequence[Any]) -> "MetricDP":
         own = self.events_per_distance

@@ -182,9 +182,8 @@ class Cohort:
 
     def _require_room(self, broadcast: Broadcast, clients: int) -> None:
         """Refuse a round whose models do not fit into memory, before any client is asked or charged."""
-        models = broadcast.models
         try:
-            require_room(clients, models.shape[-1], models.element_size())
+            require_room(clients, broadcast.models, self._method.server)
         except FieldError:
             if not self._adds(broadcast, clients):
                 raise

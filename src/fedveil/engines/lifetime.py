@@ -192,12 +192,13 @@ class LifetimeLedger:
         Raises
         ------
         LedgerError
-            If the file is no longer the one that was locked.
+            If the file is no longer the one that was locked, or somebody else wrote to it.
         OSError
             If line or head cannot be written.
         """
         assert self._head is not None, "within the context"
         assert self._file is not None
+        self._file.require_alone()  # before the head announces a line that is then refused
         mark = checksum_of(line)
         if not opens(line):
             self._head = replace(self._head, announced=mark)

@@ -4,21 +4,31 @@ import os
 import sys
 from pathlib import Path
 
+from torch import Tensor
+
 from fedveil.errors import FieldError
+from fedveil.methods import SecureSum, ServerSide
 
 WORTH_ASKING = 1 << 28  # bytes below which the check is skipped
 _GROUP = Path("/sys/fs/cgroup")
+_SHARE = 8  # bytes of an entry of a secure sum's share
 
 
-def require_room(clients: int, parameters: int, itemsize: int) -> None:
-    """Refuse a cohort whose models are held together and do not fit into memory.
+def require_room(clients: int, models: Tensor, server: ServerSide, copies: int = 1) -> None:
+    """Refuse a cohort whose answers are held together and do not fit into memory.
+
+    What combining them takes is not counted.
 
     Parameters
     ----------
     clients : int
-        Number of models that are held at once.
-    parameters, itemsize : int
-        Number of entries of a model, and bytes of an entry.
+        Number of answers that are held at once.
+    models : Tensor
+        [k, d], of the broadcast. An answer is like one of them; under a secure sum it is int64 [d].
+    server : ServerSide
+        Server side of the method.
+    copies : int
+        How often each answer is held: 2 where it is held as a message and as a model.
 
     Raises
     ------
@@ -26,18 +36,20 @@ def require_room(clients: int, parameters: int, itemsize: int) -> None:
         If they do not fit; the text gives the needed and the free bytes. If the system does not report free bytes,
         nothing is refused.
     """
-    needed = clients * parameters * itemsize
+    parameters = models.shape[-1]
+    itemsize = _SHARE if isinstance(server, SecureSum) else models.element_size()
+    needed = copies * clients * parameters * itemsize
     if needed < WORTH_ASKING:
         return
     free = available()
     if free is not None and needed > free:
         held = f"{clients} models of {parameters:,} parameters"
+        if copies > 1:
+            held += f", each {copies} times"
         accepted = (
             f"{held}, take {_gib(needed)}, and {_gib(free)} are free: ask fewer clients a round"
         )
-        hint = (
-            'under "global" with a linear rule and trainer "sequential" they are added as they come'
-        )
+        hint = 'in one process, under "global" with a linear rule and trainer "sequential", they are added as they come'
         raise FieldError(
             "clients_per_round", clients, f"{accepted}, or take a method that adds them ({hint})"
         )

@@ -3,7 +3,9 @@
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import total
@@ -49,11 +51,13 @@ def release_rows(ledger: "Ledger", policy: "Policy", delta: float) -> list[dict[
         different kinds of promises have no total. ``cost`` is the limited kind of cost with the least left.
     """
     rows = []
-    spends: list[Spend] = []
+    counts: Counter[Spend] = Counter()
+    together: dict[Spend, Spend] = {}  # equal costs as one
     for number, entry in enumerate(ledger.all_entries, start=1):
-        spends.append(entry.spend)
+        counts[entry.spend] += 1
+        together[entry.spend] = _repeated(entry.spend, counts[entry.spend])
         guarantee = entry.spend.guarantee
-        kind, spent, allowed, left = _tightest(policy, spends)
+        kind, spent, allowed, left = _tightest(policy, list(together.values()), number)
         round_, purpose = entry.key
         values = (
             number,
@@ -65,7 +69,7 @@ def release_rows(ledger: "Ledger", policy: "Policy", delta: float) -> list[dict[
             guarantee.status,
             delta,
             _epsilon([entry.spend], delta),
-            _epsilon(spends, delta),
+            _epsilon(list(together.values()), delta),
             kind,
             spent,
             allowed,
@@ -95,15 +99,27 @@ def _epsilon(spends: "Sequence[Spend]", delta: float) -> float | str:
     return together.epsilon(delta)
 
 
+def _repeated(spend: "Spend", count: int) -> "Spend":
+    """Return one cost for so many releases of a cost."""
+    guarantee = replace(spend.guarantee, bound=spend.guarantee.bound.repeated(count))
+    charge = None if spend.charge is None else spend.charge * math.sqrt(count)
+    return replace(spend, guarantee=guarantee, charge=charge)
+
+
 def _tightest(
-    policy: "Policy", spends: "Sequence[Spend]"
+    policy: "Policy", spends: "Sequence[Spend]", releases: int
 ) -> tuple[str, float | str, float | str, float | str]:
-    """Name the limited kind of cost with the least share left, with what is spent, allowed and left of it."""
+    """Name the limited kind of cost with the least share left, with what is spent, allowed and left of it.
+
+    The spends stand for so many releases, which count as participations.
+    """
     best: tuple[str, float | str, float | str, float | str] = ("", "", "", "")
     least = math.inf
     for kind, (_, spent, limit) in policy.standing(spends).items():
         if limit is None:
             continue
+        if kind == "participations":
+            spent = releases
         left = max(0.0, limit - spent)
         if kind.endswith("mu"):
             left = math.sqrt(max(0.0, limit**2 - spent**2))

@@ -83,6 +83,7 @@ class LockedFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self.handle, self._process = path, -1, os.getpid()
+        self._end = 0  # bytes, as this process knows the file
 
     def __enter__(self) -> "LockedFile":
         """Lock the file.
@@ -99,6 +100,7 @@ class LockedFile:
                 if not wait_for(self.handle, time.monotonic() + PATIENCE):
                     raise LedgerError(f"{self._path} is in use by another process")
                 self._require_one_name()
+                self._end = self.size
                 stack.pop_all()
         except OSError as error:
             fix = "restore it, on a file system that knows locks"
@@ -132,17 +134,34 @@ class LockedFile:
     def cut(self, length: int) -> None:
         """Cut `length` bytes off the end."""
         if length:
-            os.ftruncate(self.handle, os.fstat(self.handle).st_size - length)
+            self.require_alone()
+            self._end -= length
+            os.ftruncate(self.handle, self._end)
 
     def append(self, data: bytes) -> None:
         """Write bytes and wait for the disk; a failed write leaves the file as it was."""
-        self._require_one_name()
-        before = os.fstat(self.handle).st_size
+        self.require_alone()
         try:
             _write_all(self.handle, data)
         except OSError:
-            os.ftruncate(self.handle, before)
+            os.ftruncate(self.handle, self._end)
             raise
+        self._end += len(data)
+
+    def require_alone(self) -> None:
+        """Refuse a file that somebody else wrote to, as where a file system takes locks and keeps none.
+
+        Raises
+        ------
+        LedgerError
+            If it has another length than this process left it with, or is no longer the one that was locked.
+        """
+        self._require_one_name()
+        if self.size != self._end:
+            why = "was written to by another process, though it is locked"
+            raise LedgerError(
+                f"{self._path} {why}: put it on a file system that keeps locks (flock), and open it again"
+            )
 
     def _require_one_name(self) -> None:
         held = os.fstat(self.handle)

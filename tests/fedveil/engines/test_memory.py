@@ -6,10 +6,14 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.engines import memory
+from fedveil.engines.memory import require_room
 from fedveil.errors import FieldError
 from fedveil.methods import build
 
 WIDE = 3_000
+SHARES = build(
+    "record", examples=4, noise_multiplier=1.0, clip=0.5, sum="secure", least_sites=3, lr=0.1
+).server
 
 
 def network():
@@ -59,6 +63,20 @@ def test_nobody_is_charged_for_a_round_that_does_not_fit():
 def test_models_that_are_added_as_they_come_need_no_room():
     run = federation("global", noise_multiplier=1.0, clip=1.0).run(1)
     assert len(run.rounds) == 1
+
+
+@pytest.mark.parametrize(
+    ("server", "copies", "needed"),
+    [(build("vanilla").server, 1, 80), (build("vanilla").server, 2, 160), (SHARES, 1, 160)],
+)
+def test_answers_count_as_often_as_they_are_held(server, copies, needed, monkeypatch):
+    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    models = torch.zeros(1, 10)
+    monkeypatch.setattr(memory, "available", lambda: needed)
+    require_room(2, models, server, copies)
+    monkeypatch.setattr(memory, "available", lambda: needed - 1)
+    with pytest.raises(FieldError, match="clients_per_round"):
+        require_room(2, models, server, copies)
 
 
 def test_what_is_free_is_told_and_less_under_a_limit(monkeypatch, tmp_path):

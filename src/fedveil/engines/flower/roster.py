@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil.engines.flower import records
+from fedveil.engines.memory import require_room
 from fedveil.engines.messages import REPLY, UnprotectedError, seals_of
 from fedveil.engines.rounds import Collected
 from fedveil.engines.server import ServerParty
@@ -246,7 +247,14 @@ class Nodes:
         return {p: self._roster.sites[p] if self._secure else None for p in reached}
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Write a round's train messages; an outside caller of the strategy sends them, or else `collect`."""
+        """Write a round's train messages; an outside caller of the strategy sends them, or else `collect`.
+
+        Raises
+        ------
+        FieldError
+            If their answers do not fit into memory. Each is held as a message and as a model.
+        """
+        require_room(len(partitions), broadcast.models, self._method.server, copies=2)
         self._public, self._answered = broadcast.public, None
         if broadcast.public.attempt == 0:
             self._refusing = []

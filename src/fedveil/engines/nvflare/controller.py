@@ -18,6 +18,7 @@ from torch import Tensor
 from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import Best
+from fedveil.engines.memory import require_room
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import (
     method_of,
@@ -396,7 +397,14 @@ class FlareSites:
         return reached
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Send the round's task, and wait."""
+        """Send the round's task, and wait.
+
+        Raises
+        ------
+        FieldError
+            If the sites' results do not fit into memory; each is let go of when its model is read.
+        """
+        require_room(len(partitions), broadcast.models, self._method.server)
         self._asked, self._attempt, self._round = (
             partitions,
             broadcast.public.attempt,

@@ -14,6 +14,7 @@ from flwr.serverapp import ServerApp
 import fedveil as fv
 from fedveil.accounting import Filter
 from fedveil.aggregation import FLTrust
+from fedveil.engines import memory
 from fedveil.engines.flower.records import write_mark
 from fedveil.engines.server import ServerParty
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
@@ -283,6 +284,25 @@ def test_a_round_of_nothing_but_unprotected_replies_ends_loudly(change):
             FedVeilStrategy(build("global", noise_multiplier=0.01), LAYOUT, rounds=1),
             app(mods=outermost(change)),
         )
+
+
+@pytest.mark.parametrize(("free", "fits"), [(100, False), (200, True)])
+def test_answers_that_do_not_fit_into_memory_are_refused_before_anybody_trains(
+    free, fits, monkeypatch
+):
+    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    monkeypatch.setattr(memory, "available", lambda: free)
+    trained = []  # three models of six float32: 72 bytes as messages, and 72 as models
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1)
+    client = app(change=lambda content, partition: trained.append(partition))
+    if fits:
+        run(strategy, client)
+        assert sorted(trained) == [0, 1, 2]
+        return
+    with pytest.raises(FieldError) as refused:
+        run(strategy, client)
+    assert (refused.value.field, refused.value.value) == ("clients_per_round", 3)
+    assert trained == strategy.history == []
 
 
 def test_clients_with_another_method_never_train():

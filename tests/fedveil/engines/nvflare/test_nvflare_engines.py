@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedveil as fv
+from fedveil.engines import memory
 from fedveil.engines.nvflare.shareables import read_reply
 from fedveil.engines.nvflare.validating import VALIDATION_TASK
 from fedveil.errors import FieldError
@@ -125,6 +126,17 @@ def test_a_job_that_cannot_learn_at_its_noise_says_so(method, parameters, tmp_pa
     run(tmp_path, sites_of(tmp_path, method, parameters), rounds=1, **given)
     warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert any("hopeless" in line for line in warned)
+
+
+def test_results_that_do_not_fit_into_memory_end_the_job_before_anybody_trains(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    monkeypatch.setattr(memory, "available", lambda: 3 * 4 * learner().layout.size - 1)
+    sites = sites_of(tmp_path, "vanilla")
+    found = run(tmp_path, sites)
+    assert "clients_per_round" in found.engine.panics[0]
+    assert [site.executor.trained for site in sites] == [0, 0, 0]
 
 
 def test_too_few_replies_end_the_job(tmp_path):
