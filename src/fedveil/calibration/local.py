@@ -75,7 +75,7 @@ class AlignmentLDP(Parameters):
         return self.epsilon_at(cosine(update, reference))
 
     def epsilon_at(self, similarity: float) -> float:
-        """Return the budget at a cosine, or at a noised one, which is cut to [0, 1]."""
+        """Return the budget at a cosine; a noised cosine is cut to [0, 1] first."""
         # min + (max - min) * 1 may round past max
         aligned = min(1.0, max(0.0, similarity))
         return min(

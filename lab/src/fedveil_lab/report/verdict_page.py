@@ -72,6 +72,6 @@ def write_page(file: Path, judged: "Judged", made: dict[str, Any]) -> None:
 
 
 def require_page(file: Path) -> None:
-    """Refuse a name that is no page's, and a folder."""
+    """Refuse a folder, and a file name that does not end as a page does."""
     if file.suffix.lower() not in ENDINGS or file.is_dir():
         raise FieldError("--page", str(file), "must be a file whose name ends with .html")

@@ -337,10 +337,10 @@ def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:
 
 
 def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientData | None]:
-    """Take public examples for the server: from the set's test half, or else from the examples to be dealt out.
+    """Take public examples for the server from the set's test half, if it has one and marks no sensitive pixels.
 
-    They come from the examples to be dealt out where the set marks sensitive pixels, as test halves have no marks. Then
-    whole groups are taken, so that no client holds a part of a public document.
+    Otherwise they come from the examples to be dealt out, as test halves have no marks. Then whole groups are taken, so
+    that no client holds a part of a public document.
 
     Raises
     ------

@@ -49,7 +49,7 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
 
 
 def private_numbers(setup: Setup) -> tuple[str, ...]:
-    """Name the undeclared numbers of a shape: for units beyond a record the number of rows, and what was read off data."""
+    """Name the numbers in a shape that nobody declared: values read off the data, and beyond record level the row count."""
     side = noisy_side(setup.method)
     planned = isinstance(side, RecordDP) and side.unit == "record"
     counted = () if planned else ("how many rows there are",)

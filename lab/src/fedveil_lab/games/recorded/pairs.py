@@ -40,7 +40,7 @@ class Drawn:
 
 
 def differences(parts: Sequence[Drawn], seed: int = 0) -> Tensor:
-    """Pair the members of each stratum at random: score of the one inside less that of the one outside, [pairs].
+    """Pair members and non-members of each stratum at random; return each member's score less the other's, [pairs].
 
     The pairs follow from the seed alone, so that no score chooses them.
     """
