@@ -2121,7 +2121,7 @@ BUGS = (
         "held",
         "result.mu_lower <= case.claimed_mu",
         "True",
-        "test_verify::test_a_claim_that_is_too_small_is_beaten",
+        "own_methods/test_command::test_a_claim_that_is_too_small_is_beaten",
     ),
     _bug(
         "verify: whatever is drawn is as declared",
