@@ -116,7 +116,7 @@ wheels: $(TEST)  ## build the wheels, install them beside the PyTorch that is th
 	@$(PYTEST) -n 0 -m wheels tests/wheels $(PYTEST_ARGS)
 
 deploy-test: $(TEST)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes, and what goes wrong at a site (15 minutes)
-	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py tests/deploy/test_bad_input.py tests/deploy/test_server_killed.py tests/deploy/test_existing_app.py $(PYTEST_ARGS)
+	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py tests/deploy/test_bad_input.py tests/deploy/test_server_killed.py tests/deploy/test_existing_app.py tests/deploy/test_ifca.py $(PYTEST_ARGS)
 
 deploy-kills: $(TEST)  ## kill -9 SuperLink, ServerApp and SuperNodes in a run, and go on with it (CHAIN_PATIENCE=300: on a busy machine)
 	@$(PYTEST) -n 0 -m "deploy and not slow" tests/deploy/test_kills.py tests/deploy/test_example_deployed.py $(PYTEST_ARGS)

@@ -60,9 +60,16 @@ class Study:
         self.nodes[i] = self.chain.supernode(i, of=self.sites, more=more or "study='none'", env=env)
 
     def revive(self):
-        """Start again what is dead of SuperLink and SuperNodes."""
+        """Start again what is dead of SuperLink and SuperNodes.
+
+        A SuperLink that lost its memory knows no SuperNode: each is told so when it asks, and ends.
+        """
         if self.chain.link.poll() is not None:
             self.chain.begin_link("link")
+            living = list(self.nodes.values())
+            wait(
+                lambda: all(node.poll() is not None for node in living), PATIENCE, *self.chain.logs
+            )
         for i, node in self.nodes.items():
             if node.poll() is not None:
                 self.begin_node(i)

@@ -14,6 +14,7 @@ SHUFFLED = (
     f"{FLOWER}/test_flower_engines.py::test_same_bits_as_embedded_though_replies_arrive_shuffled"
 )
 NODES = f"{FLOWER}/test_example_app.py::test_on_two_supernodes_of_which_one_is_killed"
+IFCA = "tests/deploy/test_ifca.py::test_two_groups_of_sites_get_a_model_each_over_a_superlink"
 DEMO = "tests/deploy/test_demo.py::test_three_hospitals"
 PROCESSES = f"{FLOWER}/test_flower_secure.py::test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit"
 RUNNER = f"{FLARE}/test_nvflare_engines.py::test_same_bits_as_embedded_though_sites_answer_in_another_order"
@@ -58,6 +59,13 @@ CELLS = {
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (f"{NO}: one model a peer", NO_SWARM),
+    ),
+    "IFCA": (
+        (BIT, SHUFFLED),
+        (BIT, IFCA),
+        (BIT, EXECUTOR),
+        (UNTRIED, ""),
+        (f"{NO}: trusts the aggregator", NO_SWARM),
     ),
     "FedRE": (
         (BIT, SHUFFLED),

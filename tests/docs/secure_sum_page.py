@@ -54,7 +54,7 @@ def shell(folder, command):
 def set_up(folder):
     """The page's section of what each ward does once."""
     init, rehearse = blocks("sh")[:2]
-    [policy] = blocks("toml")
+    *_, policy = blocks("toml")
     printed = [shell(folder, of_ward(init, i)) for i in range(WARDS)]
     publics = [re.findall(r"\b[0-9a-f]{64}\b", text)[-1] for text in printed]
     for i in range(WARDS):

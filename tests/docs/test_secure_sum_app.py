@@ -30,7 +30,7 @@ def code(tmp_path, monkeypatch):
 
 def configurations(folder):
     """What the nodes' configurations and policies come to, of the page's policy."""
-    [policy] = blocks("toml")
+    *_, policy = blocks("toml")
     publics = [make_key(folder / f"ward{i}" / "study.key").public.hex() for i in range(WARDS)]
     found = []
     for i in range(WARDS):

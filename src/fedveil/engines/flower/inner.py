@@ -277,8 +277,11 @@ def _require_kept(inner: FedAvg) -> None:
     kind = type(inner)
     if getattr(kind, "aggregate_train", None) not in [mean.aggregate_train for mean in MEANS]:
         known = ", ".join(mean.__name__ for mean in MEANS)
-        accepted = f"combines (aggregate_train) otherwise than {known}: with unknown sensitivity. Take a rule of "
-        accepted += "fedveil.aggregation; what only saves a model belongs in start, or in on_round of this strategy"
+        accepted = f"has an aggregate_train that is not that of {known}: FedVeil combines, and this would see the one "
+        accepted += "released model. A rule with a bounded sensitivity is in fedveil.aggregation; metrics belong in "
+        accepted += (
+            "train_metrics_aggr_fn, and what saves or logs a model belongs in evaluate_fn of start"
+        )
         raise FieldError("inner", kind.__name__, accepted)
     for name, kept in KEYS.items():
         if getattr(inner, name) != kept:

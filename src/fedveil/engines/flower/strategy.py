@@ -283,16 +283,26 @@ class FedVeilStrategy(Strategy):
         super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def _require_shapes(self, arrays: ArrayRecord) -> None:
-        """Refuse first arrays that do not fit the layout."""
-        for own, name in self.layout.sent.items():
-            known = name if name in arrays else own
-            given, shape = (
-                tuple(arrays[known].shape) if known in arrays else None,
-                self.layout.shapes[own],
-            )
-            if given != shape:
-                accepted = f"the layout has the shape {shape} there: make both of one model"
-                raise FieldError(f"initial_arrays[{known!r}]", given, accepted)
+        """Refuse first arrays that do not fit the layout, or are of a wider type."""
+        shared = self.layout.sent
+        for block in self.layout.blocks:
+            sent = shared[block.name]
+            known = sent if sent in arrays else block.name
+            field = f"initial_arrays[{known!r}]"
+            if known not in arrays:
+                accepted = (
+                    f"the layout has the shape {block.shape} there, and these arrays are named "
+                )
+                accepted += f"{', '.join(map(repr, arrays))}: make both of one model"
+                raise FieldError(field, None, accepted)
+            given = arrays[known]
+            if tuple(given.shape) != block.shape:
+                accepted = f"the layout has the shape {block.shape} there: make both of one model"
+                raise FieldError(field, tuple(given.shape), accepted)
+            if given.dtype == "float64" and block.dtype != torch.float64:
+                accepted = "the layout would hand nodes a narrower type, which scikit-learn, for one, refuses: "
+                accepted += "Layout.from_shapes(shapes, torch.float64), or begin with float32"
+                raise FieldError(field, given.dtype, accepted)
 
     def _take_beside(self, arrays: ArrayRecord) -> None:
         """Store the entries of the first arrays that are not shared; nodes get them unchanged."""

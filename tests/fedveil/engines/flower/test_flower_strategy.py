@@ -7,7 +7,16 @@ import sys
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
@@ -470,6 +479,21 @@ def test_wrong_plans_are_refused():
     run(strategy, app())
     with pytest.raises(FieldError, match="has run"):
         run(strategy, app())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "field", "said"),
+    [
+        ({"0": torch.zeros(6)}, "weight", "named '0'"),
+        ({"weight": torch.zeros(5)}, "weight", r"\(5,\)"),
+        ({"weight": torch.zeros(6, dtype=torch.float64)}, "weight", "torch.float64"),
+    ],
+)
+def test_first_arrays_of_other_names_shapes_or_wider_types_are_refused(arrays, field, said):
+    first = ArrayRecord({name: Array(value.numpy()) for name, value in arrays.items()})
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1)
+    with pytest.raises(FieldError, match=f"{field}.*{said}"):
+        strategy.start(InProcessGrid(app(), [{}] * 3), first)
 
 
 def test_several_hypotheses_stay_on_the_strategy():

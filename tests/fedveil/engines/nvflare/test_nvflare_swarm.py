@@ -168,6 +168,7 @@ def test_a_round_is_asked_so_often_and_no_more():
         ({"method": "vanilla", "parameters": {}}, "method"),
         ({"method": "global", "parameters": {"noise_multiplier": 1.0}}, "method"),
         ({"method": "metric", "parameters": {}}, "method"),
+        ({"method": "ifca", "parameters": {"hypotheses": 2}}, "method"),
         ({"parameters": {**RECORD, "sum": "trusted", "silos": 3, "rounds": ROUNDS}}, "sum"),
         ({"method": "group", "parameters": {"hypotheses": 2}}, "hypotheses"),
         ({"method": "fedre", "parameters": {}}, "method"),
