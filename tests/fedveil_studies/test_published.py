@@ -160,6 +160,8 @@ def test_advise_says_what_the_noise_of_an_app_in_the_open_promises(app):
         ("RuView standard", 91.82),
         ("RuView lenient", 284.4),
         ("Flower's example opacus", 0.338),
+        ("Flower's example opacus with ten clients", 0.93),
+        ("Flower's example opacus with ten clients for 50 rounds", 3.685),
     ],
 )
 def test_apps_in_the_open(app, known):
