@@ -29,6 +29,8 @@ CASES = {
         "steps": "noise_multiplier=1 lots=poisson rate=0.0016 steps=625 rounds=3",
     },
     "flower_hub_opacus": {  # ten clients of 4,000 images, fifty rounds, the epsilon of each printed by itself (RDP)
+        "runs": 80_000,
+        "columns": 1,
         "claim": "eps=1.12 delta=1e-5 zero-out record total local",
         "steps": "noise_multiplier=1 lots=poisson rate=0.008 steps=125 rounds=50",
     },
@@ -36,6 +38,19 @@ CASES = {
         "claim": None,
         "unit": "zero-out client total central",
         "steps": "clip=10 sigma=2 rounds=3",
+    },
+    "jax_privacy_example": {  # noise for the sum of a lot is added to its mean: 256 times too much; lots are shuffled
+        "claim": "eps=1 delta=1e-5 replace-one record total central",
+        "steps": "sigma=3091 lots=shuffled epochs=100",
+    },
+    "jax_privacy_example_seed": {  # the same, with the seed that the example writes down
+        "claim": "eps=1 delta=1e-5 replace-one record total central",
+        "steps": "sigma=3091 lots=shuffled epochs=100 seed=guessable",
+    },
+    "fedbiomed_central": {  # names no epsilon; a clip of each parameter, and noise for a clip of all of them
+        "claim": None,
+        "unit": "zero-out client total central",
+        "steps": "clip=2 sensitivity=1 noise_multiplier=3.7307",
     },
     "flamby_heart": {  # Cleveland: a patient is in one lot of each of thirty passes
         "claim": "eps=1 delta=1e-4 zero-out record total local",
@@ -90,3 +105,34 @@ def ruview_standard(data_sets, seed):
 def ruview_lenient(data_sets, seed):
     """Sigma 0.5 and 100 rounds, called epsilon 8."""
     return noisy_rounds(data_sets, seed, 0.5, 100)
+
+
+def flower_hub_opacus(data_sets, seed):
+    """What a client sends after each of fifty rounds: the sum of its noisy steps so far, each of a Poisson lot."""
+    rng, rounds, steps, rate = np.random.default_rng(seed), 50, 125, 0.008
+    total = np.zeros((rounds, data_sets[0].shape[1]))
+    for row in np.concatenate(data_sets):
+        if np.isfinite(row).all() and row.any():
+            clipped = row / max(1.0, float(np.linalg.norm(row)))
+            total += rng.binomial(steps, rate, (rounds, 1)) * clipped
+    total += rng.normal(0, steps**0.5, total.shape)
+    return total.cumsum(axis=0)
+
+
+def passes_over_lots(data_sets, rng):
+    """A hundred passes; the record's lot has noise of 6.04 x 2 on its mean, and 256 records."""
+    total = np.zeros(data_sets[0].shape[1])
+    for row in np.concatenate(data_sets):
+        if np.isfinite(row).all():
+            total += row / max(1.0, float(np.linalg.norm(row)))
+    return total / 256 + rng.normal(0, 2 * 6.037, (100, len(total)))
+
+
+def jax_privacy_example(data_sets, seed):
+    """Noise that is sized for a sum, on a mean."""
+    return passes_over_lots(data_sets, np.random.default_rng(seed))
+
+
+def jax_privacy_example_seed(data_sets, _seed):
+    """The same with a seed that is written down."""
+    return passes_over_lots(data_sets, np.random.default_rng(42))

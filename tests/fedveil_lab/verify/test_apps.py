@@ -102,6 +102,21 @@ def test_an_app_that_does_not_run_gets_no_verdict(folder, line, why):
         verify_app(folder, CLAIM, section(), effort=Effort(runs=32, timeout=15))
 
 
+def test_an_app_that_loads_its_data_before_anybody_asks_gets_no_verdict(folder):
+    client = folder / "rounds" / "client.py"
+    text = client.read_text().replace(
+        'task.load_data(context.node_config["partition-id"])',
+        'DATA[context.node_config["partition-id"]]',
+    )
+    client.write_text(text + "\n\nDATA = [task.load_data(client) for client in range(12)]\n")
+    with pytest.raises(NoVerdict, match=r"rounds\.task:load_data"):
+        verify_app(folder, CLAIM, section(), effort=Effort(runs=32))
+    many = section(clients=12, config={"rounds": 1})
+    claim = "eps=0.5 delta=1e-5 replace-one client total local"
+    with pytest.raises(NoVerdict, match=r"rounds\.task:load_data"):
+        verify_app(folder, claim, many, effort=Effort(), canaries=24)
+
+
 def test_a_folder_that_is_no_flower_app_is_refused(tmp_path):
     with pytest.raises(FieldError, match="no Flower app"):
         components(tmp_path)

@@ -1,5 +1,7 @@
 """Many canaries in a few runs: mechanisms without enough noise are caught under each trust and unit, right ones are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,34 @@ def test_a_tight_right_claim_is_refuted_no_more_often_than_alpha():
     claim = "mu=1 replace-one client total local"
     federation = Federation(claim, 12, noise=2 * ROUNDS**0.5)
     assert sum(federation.judged(60, seed).refuted for seed in range(100)) <= 4
+
+
+def test_what_is_published_beside_a_summed_model_is_named_as_not_looked_at():
+    federation = Federation("eps=1 delta=1e-5 zero-out client total central", 12, noise=20.0)
+
+    def play(worlds, seed):
+        run = federation.play(worlds, seed)
+        present = sum(not world["zeroed"] for world in worlds.values())
+        return replace(run, final={**run.final, "metrics/present": np.array(float(present))})
+
+    found = judge_by_canaries(play, federation.design, 24, Effort(), lambda _: None)
+    assert found.caught == ()
+    [note] = found.notes
+    assert "(present)" in note
+    [bare] = federation.judged(24).notes
+    assert "(" not in bare
+
+
+def test_where_nothing_is_seen_to_be_sent_the_verdict_says_so():
+    federation = Federation("eps=1 delta=1e-5 replace-one client total local", 12, noise=0.02)
+
+    def play(worlds, seed):
+        run = federation.play(worlds, seed)
+        turns = {name: [replace(one, sent={}) for one in own] for name, own in run.sites.items()}
+        return replace(run, sites=turns)
+
+    assert len(judge_by_canaries(play, federation.design, 24, Effort(), lambda _: None).notes) == 1
+    assert federation.judged(24).notes == ()
 
 
 def test_guesses_by_sign_prove_what_the_theorem_allows():

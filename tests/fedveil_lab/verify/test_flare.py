@@ -21,10 +21,13 @@ from fedveil_lab.verify.flare import (
     failure_in,
     final_model,
     is_flare_job,
+    require_in_process,
+    require_loaded,
     sites_of,
     transcript_of,
 )
 from fedveil_lab.verify.flare_probe import flare_watch
+from fedveil_lab.verify.flare_probe.flare_watch import LOADED
 from fedveil_lab.verify.isolation import NoVerdict
 from fedveil_lab.verify.sections import section_beside
 from verify_kit import EXAMPLES
@@ -134,10 +137,13 @@ def test_data_are_replaced_as_soon_as_their_module_is_imported(tmp_path, monkeyp
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     run = {"data": "loads_rows:load", "unit": "record", "relation": "add/remove", "base": ""}
     run |= {"rows": 1, "neighbours": "", "worlds": {"a": {"units": [(0, True)]}}}
+    run["folder"] = str(tmp_path)
     flare_watch.watch_loading(run, "a")
     import loads_rows
 
+    assert not (tmp_path / "a").exists()
     assert len(loads_rows.load()[0]) == 3
+    assert (tmp_path / "a" / flare_watch.LOADED).is_file()
 
 
 def test_sockets_reach_this_machine_alone():
@@ -196,6 +202,27 @@ def test_sites_that_a_job_names_are_taken(tmp_path):
 def test_a_table_that_says_too_little_is_refused(values, tmp_path):
     with pytest.raises(FieldError):
         FlareTable.of(values, tmp_path)
+
+
+@pytest.mark.parametrize("word", ["external_process", "SubprocessLauncher"])
+def test_a_job_that_trains_in_processes_of_its_own_is_refused_before_it_runs(tmp_path, word):
+    folder = shutil.copytree(JOB, tmp_path / "job")
+    require_in_process(folder)
+    config = folder / "app" / "config" / "config_fed_client.json"
+    config.write_text(config.read_text().replace("in_process", word))
+    with pytest.raises(FieldError, match=word):
+        require_in_process(folder)
+
+
+def test_a_site_whose_data_were_never_replaced_gets_no_verdict(tmp_path):
+    table = FlareTable(data="clinic_task:load_data", sites=3)
+    for name in table.names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LOADED).touch()
+    require_loaded(tmp_path, table)
+    (tmp_path / "site-2" / LOADED).unlink()
+    with pytest.raises(NoVerdict, match="site-2"):
+        require_loaded(tmp_path, table)
 
 
 def test_the_first_error_of_a_log_is_told():

@@ -158,3 +158,26 @@ def test_tables_that_are_none_are_refused(tmp_path, text):
 def test_what_are_no_scores_is_refused(scores):
     with pytest.raises(FieldError):
         measure(scores, np.zeros(20), rows="runs")
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"), [("runs", "seed"), ("runs", "run_id"), ("canaries", "canary_id")]
+)
+def test_a_run_or_canary_that_stands_there_twice_is_refused(tmp_path, rows, name):
+    file = tmp_path / "scores.csv"
+    lines = [f"{number},{number % 3},{number % 2}" for number in range(40)]
+    file.write_text("\n".join([f"{name},score,world", *lines]))
+    inside, outside = read_scores(file, rows)
+    assert (len(inside), len(outside)) == (20, 20)
+    file.write_text("\n".join([f"{name},score,world", *lines, lines[7]]))
+    with pytest.raises(FieldError, match=f"line 42 .*{name} '7'.* line 9"):
+        read_scores(file, rows)
+
+
+def test_scores_that_stand_there_more_than_once_are_named():
+    rng = np.random.default_rng(0)
+    inside, outside = rng.normal(size=200), rng.normal(size=200)
+    once = verify_scores(inside, outside, rows="runs")
+    twice = verify_scores(np.tile(inside, 3), np.tile(outside, 3), rows="runs")
+    grades = verify_scores(np.round(inside), np.round(outside), rows="runs")
+    assert [len(one.notes) for one in (once, twice, grades)] == [1, 2, 1]

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil_lab.verify import MechanismSteps, PrivacyClaim, prove
-from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict
+from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, SameProcess
 from fedveil_lab.verify.judged import COMPOSITION, INSPECTION, described_alone
 from fedveil_lab.verify.playing import Effort, play, verify_mechanism
 from fedveil_lab.verify.worlds import FIRST, LIBRARY, Sizes, library
-from verify_kit import EXAMPLES, HereRunner, judged, module, worlds_of
+from verify_kit import EXAMPLES, judged, module, worlds_of
 
 WRONG, RIGHT = module("wrong").CASES, module("right").CASES
 MEASURED = [name for name, case in WRONG.items() if "worst-case world" in case["by"]]
@@ -67,7 +67,7 @@ def test_a_tight_right_claim_is_refuted_no_more_often_than_alpha():
 def test_runs_in_copies_are_the_same_runs():
     claim, worlds = worlds_of(WRONG["divided_late"])
     effort = Effort(runs=300, seed=3)
-    here = play(HereRunner(module("wrong").divided_late), worlds, claim, effort)
+    here = play(SameProcess(module("wrong").divided_late), worlds, claim, effort)
     apart = verify_mechanism(EXAMPLES / "wrong.py", "divided_late", claim, worlds, effort=effort)
     assert apart.measured == here.measured
     assert apart.world == here.world
@@ -141,7 +141,7 @@ def test_outputs_that_differ_whatever_the_seed_are_the_strongest_refutation():
     claim = PrivacyClaim.parse("eps=1 delta=1e-5 zero-out client total central")
     worlds = library(claim, Sizes())
     found = play(
-        HereRunner(lambda data, seed: sum(len(rows) for rows in data)),
+        SameProcess(lambda data, seed: sum(len(rows) for rows in data)),
         worlds,
         claim,
         Effort(runs=200),
@@ -149,10 +149,10 @@ def test_outputs_that_differ_whatever_the_seed_are_the_strongest_refutation():
     assert found.refuted
     assert "seeds" in found.caught[0].what
     claim = PrivacyClaim.parse("eps=7 delta=0 zero-out client total central")
-    rare = play(HereRunner(answered_with_rare_lies), worlds, claim, Effort(runs=200))
+    rare = play(SameProcess(answered_with_rare_lies), worlds, claim, Effort(runs=200))
     assert not rare.refuted  # right, although no lie was seen: so few runs bound no epsilon of 7
     assert [one.by for one in rare.caught] == [INSPECTION]
-    constant = play(HereRunner(lambda data, seed: 1.0), worlds, claim, Effort(runs=200))
+    constant = play(SameProcess(lambda data, seed: 1.0), worlds, claim, Effort(runs=200))
     assert not constant.refuted
     assert "out of reach" in constant.answer
 

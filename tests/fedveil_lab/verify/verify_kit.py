@@ -3,13 +3,10 @@
 import importlib.util
 from pathlib import Path
 
-import numpy as np
-
 from fedveil_lab.verify import PrivacyClaim
-from fedveil_lab.verify.isolation import RunOutcome
+from fedveil_lab.verify.isolation import SameProcess
 from fedveil_lab.verify.playing import Effort, play
 from fedveil_lab.verify.worlds import Sizes, library
-from fedveil_lab.verify.zygote import flat
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "verify"
 
@@ -20,23 +17,6 @@ def module(name):
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
-
-
-class HereRunner:
-    """Runs of one function in this process."""
-
-    isolation = "none: for tests of functions that keep no state"
-
-    def __init__(self, function):
-        self.function, self.held = function, {}
-
-    def hold(self, world, data):
-        self.held[world] = data
-
-    def run(self, world, seed):
-        with np.errstate(all="ignore"):
-            shape, numbers = flat(self.function([rows.copy() for rows in self.held[world]], seed))
-        return RunOutcome("ok", shape, numbers, "", "", 0.0)
 
 
 def worlds_of(case):
@@ -51,5 +31,5 @@ def judged(file, name, runs, seed, alpha=0.01):
     loaded = module(file)
     claim, worlds = worlds_of(loaded.CASES[name])
     return play(
-        HereRunner(getattr(loaded, name)), worlds, claim, Effort(runs=runs, seed=seed, alpha=alpha)
+        SameProcess(getattr(loaded, name)), worlds, claim, Effort(runs=runs, seed=seed, alpha=alpha)
     )

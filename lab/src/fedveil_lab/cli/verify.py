@@ -182,7 +182,7 @@ def _scored(
             rows,
             "say runs, canaries or records: what a score is of decides what it proves",
         )
-    inside, outside = read_scores(scores)
+    inside, outside = read_scores(scores, rows)
     return verify_scores(
         inside,
         outside,

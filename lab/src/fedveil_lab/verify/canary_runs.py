@@ -26,10 +26,13 @@ from fedveil_lab.verify.transcripts import (
     scores_of_server,
     scores_of_sites,
     told_apart,
+    unread_of_server,
 )
 
 LEAST_SITES = 3  # whose messages without canaries tell how large the noise is
 LEAST = 10  # canaries
+LISTED = 5  # numbers that were not looked at
+NOTHING_SENT = "no model that sites are sent was seen: whole models that they answer are hardly told apart, differences are"
 Worlds = dict[str, dict[str, Any]]
 Play = Callable[[Worlds, int], Transcript]
 
@@ -138,7 +141,7 @@ def judge_by_canaries(
     each = time.monotonic() - started
     say(f"a run takes {each:.0f} s: about {each * (runs + 1):.0f} s to come")
     all_in = play(design.known(True), int(rng.integers(2**31)))
-    design, score, bare = fitted_to(design, all_in, all_out)
+    design, score, seen = fitted_to(design, all_in, all_out)
     if design.of_a_run * runs < count:
         say("the model is too small to tell all canaries of a run apart: fewer are held")
         runs, count = planned(design, canaries, effort, delta, say)
@@ -155,8 +158,8 @@ def judge_by_canaries(
     bounds = bounds_of_signs(first, second, delta, effort.alpha)
     measured = measurement(first, second, "canaries", bounds, effort.alpha)
     caught = judge_bounds(claim, measured, WORLD, "numbered outliers")
-    if bare:
-        names = ", ".join(name.partition(": ")[2] for name in bare[:3])
+    if seen.bare:
+        names = ", ".join(name.partition(": ")[2] for name in seen.bare[:3])
         caught += (Caught(INSPECTION, f"{names} left without noise and followed the data", False),)
     return Judged(
         subject="",
@@ -169,6 +172,7 @@ def judge_by_canaries(
             "seconds": round(time.monotonic() - started, 1),
             "seeds": [effort.seed],
         },
+        notes=seen.notes,
     )
 
 
@@ -187,21 +191,48 @@ def planned(
     return runs, count
 
 
+@dataclass(frozen=True)
+class SeenBeside:
+    """What two runs with known coins show beside the directions of canaries.
+
+    Attributes
+    ----------
+    bare : tuple of str
+        What left without noise and followed the data.
+    notes : tuple of str
+        What was not looked at.
+    """
+
+    bare: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 def fitted_to(
     design: Design, all_in: Transcript, all_out: Transcript
-) -> tuple[Design, Callable[[Transcript], Floats], tuple[str, ...]]:
-    """Return the design with the distinguishable canaries, a function that scores them, and what left without noise."""
+) -> tuple[Design, Callable[[Transcript], Floats], SeenBeside]:
+    """Return the design with the distinguishable canaries, a function that scores them, and what was seen beside."""
     if design.claim.trust != "local":
         server = fit_server(all_in, all_out)
         holders = tuple(told_apart(server.directions[0]))
         chosen = replace(design, holders=holders)
-        return chosen, lambda run: scores_of_server(run, server, holders)[:, None], ()
+        beside = SeenBeside(notes=(not_looked_at(unread_of_server(all_in, all_out, server)),))
+        return chosen, lambda run: scores_of_server(run, server, holders)[:, None], beside
     fitted = fit_sites(all_in, all_out, design.one)
     if not design.one:
         held = told_apart(fitted.directions)
         design = replace(design, held=tuple(held))
         fitted = replace(fitted, directions=fitted.directions[held])
-    return design, lambda run: scores_of_sites(run, design.sites, fitted), fitted.bare
+    beside = SeenBeside(fitted.bare, () if fitted.model else (NOTHING_SENT,))
+    return design, lambda run: scores_of_sites(run, design.sites, fitted), beside
+
+
+def not_looked_at(names: Sequence[str]) -> str:
+    """Say what a server published beside the model, which canaries of few runs do not judge."""
+    listed = "other numbers that are published"
+    if names:
+        more = ", ..." if len(names) > LISTED else ""
+        listed += f" ({', '.join(names[:LISTED])}{more})"
+    return f"only the published model was compared: {listed}, and the log, were not looked at"
 
 
 def shares_of(canaries: int) -> tuple[float, ...]:

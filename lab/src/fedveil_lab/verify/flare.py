@@ -28,7 +28,7 @@ from fedveil_lab.verify.canary_runs import (
 )
 from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps
-from fedveil_lab.verify.flare_probe.flare_watch import CLOSED, RESULT
+from fedveil_lab.verify.flare_probe.flare_watch import CLOSED, LOADED, RESULT
 from fedveil_lab.verify.isolation import ONE_THREAD, NoVerdict
 from fedveil_lab.verify.judged import Judged
 from fedveil_lab.verify.measuring import Floats
@@ -41,6 +41,13 @@ MODELS = (".pt", ".pth", ".npy", ".npz", ".safetensors")
 CANARIES = 64
 SITES = 8
 TIMEOUT = 300.0  # of a run, where nobody says another
+EXTERNAL = (  # words of a client's configuration that start training in a process of its own
+    "external_process",
+    "SubprocessLauncher",
+    "ClientAPILauncherExecutor",
+    "LauncherExecutor",
+    "IPCExchanger",
+)
 LARGEST = 200_000_000  # bytes of a model file that is read
 
 
@@ -187,6 +194,7 @@ class Simulations:
             raise NoVerdict(f"no verdict: the job hangs: no end within {self.timeout:g} s")
         transcript = transcript_of(folder, self.table.names, said)
         self._require_whole(transcript, said, found["status"])
+        require_loaded(folder, self.table)
         self.said = said
         shutil.rmtree(folder, ignore_errors=True)
         return transcript
@@ -210,6 +218,40 @@ class Simulations:
         if found is None:
             raise NoVerdict("no verdict: the process that the simulator is copied from ended")
         return found
+
+
+def require_loaded(folder: Path, table: FlareTable) -> None:
+    """Refuse a run in which a site's data were never replaced: nothing would be found there.
+
+    Raises
+    ------
+    NoVerdict
+        If a site did not call the function that `[verify.flare]` names.
+    """
+    for site in table.names:
+        if not (folder / site / LOADED).is_file():
+            raise NoVerdict(
+                f"no verdict: {site} never called {table.data}, which [verify.flare] data says loads its data"
+            )
+
+
+def require_in_process(folder: Path) -> None:
+    """Refuse a job whose sites train in processes of their own, before anything runs.
+
+    Raises
+    ------
+    FieldError
+        If a configuration of the job starts external processes: what these read and send is not watched.
+    """
+    for file in sorted(folder.rglob("config_fed_client*")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        found = next((word for word in EXTERNAL if word in text), None)
+        if found is not None:
+            accepted = (
+                f"its {file.name} has {found!r}: training in a process of its own is not watched, "
+                "so nothing would be found; export the job with launch_external_process=False"
+            )
+            raise FieldError("SUBJECT", folder.resolve().name, accepted)
 
 
 def _result(turn: SiteTurn) -> bool:
@@ -316,12 +358,15 @@ def verify_flare(
     ------
     NoVerdict
         If the job fails, hangs or asks for the network.
+    FieldError
+        For a claim or a table that cannot be read, or a job that trains in external processes.
     """
     optional("nvflare.apis", "a FLARE job needs NVIDIA FLARE", '"fedveil[nvflare]"')
     if claim is None:
         raise FieldError("--claim", claim, f"is missing: say what is claimed, as in {EXAMPLE!r}")
     own = PrivacyClaim.parse(claim)
     table = FlareTable.of(section.flare, folder)
+    require_in_process(folder)
     if not table.neighbours:
         require_shown(own, "[verify.flare]")
     design = Design.of(table.names, own, bool(table.neighbours))

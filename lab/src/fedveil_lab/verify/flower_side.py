@@ -48,6 +48,8 @@ class Recorder(InProcessGrid):
         Clients whose arrays are those that they were sent: they count as nothing.
     now : int
         The client whose turn it is.
+    loaded : frozenset of int
+        Clients whose data were replaced.
     turns : dict of int to list of (RecordDict, RecordDict)
         What each client was sent and answered.
     """
@@ -55,6 +57,7 @@ class Recorder(InProcessGrid):
     target = -1
     zeroed: frozenset[int] = frozenset()
     now = -1
+    loaded: frozenset[int] = frozenset()
 
     def ask_node(self, message: Message) -> Message:
         self.now = self._partitions[message.metadata.dst_node_id]
@@ -121,7 +124,21 @@ def played(world: dict[str, Any], seed: int, zeroed: frozenset[int]) -> tuple[Re
         raise RuntimeError(
             f"its clients fail: {grid.failed[0]}" if grid.failed else "it asks no client anything"
         )
+    _require_loaded(grid, world)
     return grid, context
+
+
+def _require_loaded(grid: Recorder, world: dict[str, Any]) -> None:
+    """Refuse a run in which the data of a client that answered were never replaced: nothing would be found."""
+    if world["zeroed"] is None:
+        return
+    asked = {*grid.turns} if "run" in world else {world["target"]} & {*grid.turns}
+    missed = sorted(asked - grid.loaded)
+    if missed:
+        place = world["data"]
+        raise RuntimeError(
+            f"client {missed[0]} never calls {place}, which is said to load its data"
+        )
 
 
 def transcribed(world: dict[str, Any], seed: int) -> list[Any]:
@@ -210,14 +227,15 @@ def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
 
     def loaded(*arguments: Any, **options: Any) -> Any:
         data = original(*arguments, **options)
-        if run is not None:
-            return (
-                data_of_run(data, run, str(recorder[0].now))
-                if recorder and recorder[0].now >= 0
-                else data
-            )
-        if not recorder or recorder[0].now != world["target"]:
+        if not recorder or recorder[0].now < 0:
             return data
+        grid = recorder[0]
+        if run is not None:
+            grid.loaded |= {grid.now}
+            return data_of_run(data, run, str(grid.now))
+        if grid.now != world["target"]:
+            return data
+        grid.loaded |= {grid.now}
         if own is not None:
             return own(data, world["unit"], world["relation"])[not world["inside"]]
         how = world["unit"], world["relation"], world["canary"], world["inside"], world["rows"]

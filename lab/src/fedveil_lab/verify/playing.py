@@ -243,7 +243,7 @@ def play(
         world=f"{world.name}: {world.why}; attacker: {best.attack.name}",
         caught=caught,
         effort={**used, "planned runs": runs, "isolation": runner.isolation},
-        notes=(f"each run in a fresh process ({runner.isolation}), {player.played:,} in all",),
+        notes=(f"{player.played:,} runs; apart from one another by: {runner.isolation}",),
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.errors import FieldError, cleaned
+from fedveil.errors import FieldError, cleaned, require_choice
 from fedveil_lab.verify.measuring import Floats
 
 FIELD = "--scores"
@@ -37,18 +37,31 @@ OUTSIDE = (
     "d'",
     "absent",
 )
+NAMED = {  # columns that name what a score is of, by kind of rows
+    "runs": ("id", "run", "run_id", "seed", "trial"),
+    "canaries": ("id", "canary_id", "example_id", "record_id", "sample_id"),
+    "records": (),
+}
 LARGEST = 64_000_000  # bytes of a table
 ACCEPTED = "needs the columns score,world (world: in or out, 1 or 0), or one column of scores each, named in and out"
 
 
-def read_scores(path: Path) -> tuple[Floats, Floats]:
+def read_scores(path: Path, rows: str = "runs") -> tuple[Floats, Floats]:
     """Scores in and out of a CSV table.
+
+    Parameters
+    ----------
+    path : path
+        The table.
+    rows : {"runs", "canaries", "records"}
+        What a score is of: a column that names it must name each run, or each canary, once.
 
     Raises
     ------
     FieldError
-        For what is no such table, with the line that cannot be read.
+        For what is no such table, with the line that cannot be read, and for a run or a canary that stands there twice.
     """
+    require_choice("rows", rows, NAMED)
     if not path.is_file():
         raise FieldError(FIELD, str(path), "is no file")
     if path.stat().st_size > LARGEST:
@@ -63,13 +76,17 @@ def read_scores(path: Path) -> tuple[Floats, Floats]:
     if not lines:
         raise FieldError(FIELD, str(path), f"is empty; {ACCEPTED}")
     separator = max(",;\t", key=lines[0].count)
-    rows = list(csv.reader(lines, delimiter=separator))
-    header = [name.strip().lower() for name in rows[0]]
+    table = list(csv.reader(lines, delimiter=separator))
+    header = [name.strip().lower() for name in table[0]]
     if {"in", "out"} <= {*header}:
-        return _beside(path, rows[1:], header.index("in")), _beside(
-            path, rows[1:], header.index("out")
+        return _beside(path, table[1:], header.index("in")), _beside(
+            path, table[1:], header.index("out")
         )
-    return _below(path, rows[1:], header)
+    found = _below(path, table[1:], header)
+    for name in NAMED[rows]:
+        if name in header:
+            _require_once(path, table[1:], header.index(name), name)
+    return found
 
 
 def _below(
@@ -94,6 +111,18 @@ def _below(
             )
         found[word in OUTSIDE].append(_number(path, number, row[score]))
     return np.array(found[0]), np.array(found[1])
+
+
+def _require_once(path: Path, rows: Sequence[Sequence[str]], column: int, name: str) -> None:
+    """Refuse a run or a canary that has two scores: they are no two independent ones."""
+    lines: dict[str, int] = {}
+    for number, row in enumerate(rows, 2):
+        word = row[column].strip() if column < len(row) else ""
+        if word in lines:
+            accepted = f"line {number} has the {name} {cleaned(word)!r} of line {lines[word]}: each needs one of its own"
+            raise FieldError(FIELD, str(path), accepted)
+        if word:
+            lines[word] = number
 
 
 def _beside(path: Path, rows: Sequence[Sequence[str]], column: int) -> Floats:

@@ -8,6 +8,11 @@ from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.judged import SCORES, Judged, judge_bounds
 from fedveil_lab.verify.measuring import ALPHA, ROWS, Floats, measure, scores_of
 
+SEVERAL = 50  # values, below which a score is a grade, of which many are equal
+MANY = (
+    0.8  # share of the scores that differ from all others of their world, below which that is said
+)
+
 
 def verify_scores(
     inside: ArrayLike,
@@ -64,12 +69,22 @@ def verify_scores(
     first, second = _signed("inside", inside, lower_is_in), _signed("outside", outside, lower_is_in)
     measured = measure(first, second, rows=rows, delta=at, alpha=alpha)
     notes = [ROWS[rows]]
+    if rows != "records" and repeated(first, second):
+        notes.append(
+            "many scores stand there more than once: if a run or a canary does, no bound holds"
+        )
     if measured.area.point < 0.5:
         notes.append(
             "scores without the target are the higher ones: was the other direction meant (lower_is_in)?"
         )
     caught = judge_bounds(own, measured, SCORES)
     return Judged(subject=subject, claim=own, measured=measured, caught=caught, notes=tuple(notes))
+
+
+def repeated(inside: Floats, outside: Floats) -> bool:
+    """Whether many scores are equal to others, although they take many values."""
+    different = sum(len(np.unique(one)) for one in (inside, outside))
+    return SEVERAL <= different < MANY * (len(inside) + len(outside))
 
 
 def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:

@@ -174,13 +174,13 @@ def fit_sites(all_in: Transcript, all_out: Transcript, one: bool) -> Fitted:
 def scores_of_sites(run: Transcript, sites: Sequence[str], fitted: Fitted) -> Floats:
     """Scores of the canaries [sites, canaries] that each site may hold, by all that left it.
 
-    While the model is that of the other runs, nothing else moves a site. Where it is another one, drifted or begun
-    anew, what all sites have in common is taken off.
+    While the model is that of the other runs, nothing else moves a site. Where it is another one, drifted, begun anew
+    or not seen, what all sites have in common is taken off.
     """
     rows = np.stack([stacked_as(flat_site(run.sites[one], fitted.whole), fitted) for one in sites])
     rest = (rows - fitted.middle) / fitted.deviation
     turns = [name.partition(": ")[0] for name in fitted.names]
-    begun = same_arrays(first_model(run), fitted.model)
+    begun = bool(fitted.model) and same_arrays(first_model(run), fitted.model)
     known = np.repeat([begun and turn == "1" for turn in turns], fitted.sizes)
     later = rest[:, ~known] - rest[:, ~known].mean(axis=0)
     early = [ratios(fitted.directions[:, known], own, 1.0, 0.5) for own in rest[:, known]]
@@ -306,6 +306,35 @@ def scores_of_server(run: Transcript, fitted: FittedServer, holders: Sequence[in
         rest = flat_layers(move, fitted.names[number]) - fitted.middles[number]
         own = fitted.directions[number][list(holders)]
         found += ratios(own, rest, fitted.scales[number], 0.5)
+    return found
+
+
+def unread_of_server(all_in: Transcript, all_out: Transcript, fitted: FittedServer) -> list[str]:
+    """Names of the numbers that were published beside the compared layers, and moved with the canaries or by chance.
+
+    Returns
+    -------
+    list of str
+        The last parts of their paths, each once, in order.
+    """
+    read = {name for names in fitted.names for name in names}
+    both = zip(published_numbers(all_in), published_numbers(all_out), strict=False)
+    moved: list[str] = []
+    for one, other in both:
+        for path, value in one.items():
+            own = other.get(path)
+            same = own is not None and own.shape == value.shape and np.array_equal(own, value)
+            if not same and tail(path) not in read:
+                moved.append(tail(path))
+    return list(dict.fromkeys(moved))
+
+
+def published_numbers(run: Transcript) -> list[dict[str, Floats]]:
+    """All numbers that a site was sent in each turn, and that the server keeps at the end."""
+    turns = [turn.sent for turn in next(iter(run.sites.values()))]
+    found = []
+    for values in (*turns, run.final):
+        found.append({name: value for name, value in values.items() if not name.endswith(TEXT)})
     return found
 
 

@@ -22,6 +22,7 @@ MESSAGES = "nvflare.fuel.f3.cellnet.utils"
 USERS = (MESSAGES, "nvflare.fuel.f3.cellnet.core_cell", "nvflare.fuel.f3.cellnet.cell")
 PIECES = "SERVICE.STREAM"  # channel of the pieces of a stream, which is read whole
 STREAMS = "nvflare.fuel.f3.streaming.byte_streamer"
+LOADED = "loaded"  # file that a site's process writes once its data have been replaced
 CLOSED = "the network is closed to a job under test"
 TEXT = "#text"  # ends the path of a word, of which length and check sum are kept
 DEEPEST = 12  # levels of a message
@@ -183,7 +184,11 @@ def watch_data(module: Any, run: Mapping[str, Any], site: str) -> None:
     def loaded(*arguments: Any, **options: Any) -> Any:
         from fedveil_lab.verify.neighbours import data_of_run
 
-        return data_of_run(original(*arguments, **options), run, site)
+        data = data_of_run(original(*arguments, **options), run, site)
+        folder = os.path.join(run["folder"], site)
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, LOADED), "w", encoding="utf-8"):
+            return data
 
     setattr(module, name, loaded)
 
