@@ -93,24 +93,22 @@ class SGACentral(AroundRule):
         raw = [model - theta for model in models_of(replies)]
         lengths = torch.stack([norms(update) for update in raw])
         clipped = torch.stack([clip(update, self.clip) for update in raw])
-        sigmas = [
-            calibrator.sigma(calibrator.epsilon_at(s)) for s in self._similarities(clipped, state)
-        ]
+        epsilons = map(calibrator.epsilon_at, self._similarities(clipped, state))
+        sigmas = list(map(calibrator.sigma, epsilons))
         sent = []
         for u, sigma, p, reply in zip(clipped, sigmas, facts.partitions, replies, strict=True):
-            model = Release(
-                "model", theta + noised(u, GaussianNoise(sigma), source.child("sga", p))
-            )
-            sent.append(tuple(model if r.kind == "model" else r for r in reply))
+            noisy = noised(u, GaussianNoise(sigma), source.child("sga", p))
+            model = Release("model", theta + noisy)
+            sent.append(tuple(model if one.kind == "model" else one for one in reply))
         combined = Plain(self.aggregator).combine(sent, facts, state.rule, source)
         if self.clusters == 1:
             directions = combined.models - theta
         else:
             # the first centres are updates spread over the order of partitions
-            first = clipped[torch.linspace(0, len(clipped) - 1, self.clusters).long()]
-            directions = cluster_means(
-                clipped, first if state.directions is None else state.directions
-            )[0]
+            centres = clipped[torch.linspace(0, len(clipped) - 1, self.clusters).long()]
+            if state.directions is not None:
+                centres = state.directions
+            directions = cluster_means(clipped, centres)[0]
         sigma = math.sqrt(sum(s * s for s in sigmas)) / len(sigmas)  # of their mean
         why = Heuristic("the noise's size depends on the clients' unprotected updates")
         report = {
@@ -131,9 +129,9 @@ class SGACentral(AroundRule):
         """Of every update [n, d], in [0, 1]; 0 without a reference."""
         if state.directions is None:
             return [0.0] * len(clipped)
-        cosines = [
-            max(cosine(update, direction) for direction in state.directions) for update in clipped
-        ]
+        cosines = []
+        for update in clipped:
+            cosines.append(max(cosine(update, direction) for direction in state.directions))
         low, high = min(cosines), max(cosines)
         if self.thresholds == "fixed" or low == high:
             return [max(0.0, s) for s in cosines]

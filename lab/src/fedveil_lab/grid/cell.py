@@ -151,6 +151,13 @@ class Outcome:
     folder: Path | None
 
     @property
+    def folder_name(self) -> str:
+        """Of its folder, or of the one that it would have."""
+        if self.folder is None:
+            return self.cell.folder
+        return self.folder.name
+
+    @property
     def rows(self) -> Sequence[Row]:
         """Rows, one for each round; a probe's figures are under "figures"."""
         return self.summary.rows

@@ -147,17 +147,17 @@ def load_mnist_by_writer(
         raise FieldError("data.scattering", scattering, accepted)
     require_choice("data.measured", measured, ("rest", "tuning", "public"))
     arrays = arrays_of("mnist-by-writer", MNIST_BY_WRITER, [*PARTS, *WRITERS])
-    for half in ("train", "test") if rotated != 0 else ():
-        turned(arrays[f"{half}_images"], arrays[f"{half}_writer"], rotated, rotation_seed)
+    if rotated != 0:
+        for half in ("train", "test"):
+            turned(arrays[f"{half}_images"], arrays[f"{half}_writer"], rotated, rotation_seed)
     dataset = _set("mnist-by-writer", arrays, PARTS, tuple(str(c) for c in range(10)), scale)
     owner, owners = natural_clients("train_writer", arrays["train_writer"], len(dataset.x))
-    share = (
-        f" Images of a writer are turned by 90 degrees with probability {rotated:g}."
-        if rotated
-        else ""
-    )
-    note = f"Ten digits of 539 writers: FEMNIST has 62 classes and some 3,550 writers.{share}"
-    group = owner if person else None
+    note = "Ten digits of 539 writers: FEMNIST has 62 classes and some 3,550 writers."
+    if rotated:
+        note += f" Images of a writer are turned by 90 degrees with probability {rotated:g}."
+    group = None
+    if person:
+        group = owner
     licence = "CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)"
     dataset = replace(dataset, owner=owner, owners=owners, group=group, note=note, licence=licence)
     if scattering:
@@ -166,11 +166,9 @@ def load_mnist_by_writer(
         dataset = writers.with_components(
             dataset, torch.from_numpy(arrays["test_writer"]), features, measured
         )
-    return (
-        writers.first_images(dataset, most)
-        if require_count("data.most", most, least=0)
-        else dataset
-    )
+    if require_count("data.most", most, least=0):
+        return writers.first_images(dataset, most)
+    return dataset
 
 
 def load_cifar10_subset(*, scale: str = "unit") -> DataSet:

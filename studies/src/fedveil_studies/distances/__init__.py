@@ -40,27 +40,23 @@ class OnHeldOut(measures.Divergence):
 def data_difference(outcome: Outcome) -> float:
     """Total variation between class shares, mean over pairs of clients."""
     dealt = deal_out(outcome.cell.config.data, outcome.cell.config.seed)
-    counts = [
-        client.y.bincount(minlength=dealt.dataset.classes).double() for client in dealt.clients
-    ]
-    return fmean(
-        float((a / a.sum() - b / b.sum()).abs().sum() / 2) for a, b in combinations(counts, 2)
-    )
+    shares = []
+    for client in dealt.clients:
+        counts = client.y.bincount(minlength=dealt.dataset.classes).double()
+        shares.append(counts / counts.sum())
+    return fmean(float((one - other).abs().sum() / 2) for one, other in combinations(shares, 2))
 
 
 @study.measure("follows the data")
 def follows_the_data(outcomes: Sequence[Outcome], name: str) -> Value:
     """Rank correlation of the mean distance with the difference of the data, over the runs of a seed."""
     means = [fmean(outcome.series(name)) for outcome in outcomes]
-    return Value(
-        measures.rank_correlation(means, [data_difference(outcome) for outcome in outcomes])
-    )
+    return Value(measures.rank_correlation(means, list(map(data_difference, outcomes))))
 
 
 @study.curve("over the data")
 def over_the_data(outcomes: Sequence[Outcome], name: str) -> Curve:
     """Mean distance in multiples of the last run's, over the difference of the data."""
     means = [fmean(outcome.series(name)) for outcome in outcomes]
-    return Curve(
-        [data_difference(outcome) for outcome in outcomes], [mean / means[-1] for mean in means]
-    )
+    differences = list(map(data_difference, outcomes))
+    return Curve(differences, [mean / means[-1] for mean in means])

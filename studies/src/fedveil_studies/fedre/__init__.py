@@ -45,12 +45,15 @@ def drawn_anew(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -
 @study.measure("probed")
 def probed(outcomes: Sequence[Outcome], name: str) -> Value:
     """``probed FIGURE``: mean over the rounds that have it of a probe's figure, or of one that the server reports."""
-    values = [
-        float((row["figures"] if name in row["figures"] else row["server"])[name])
-        for row in outcomes[0].rows
-    ]
-    finite = [value for value in values if math.isfinite(value)]
-    return Value(fmean(finite) if finite else math.nan)
+    finite = []
+    for row in outcomes[0].rows:
+        figures = row["server"]
+        if name in row["figures"]:
+            figures = row["figures"]
+        value = float(figures[name])
+        if math.isfinite(value):
+            finite.append(value)
+    return Value(fmean(finite or [math.nan]))
 
 
 @study.judge("above the other row")
@@ -59,14 +62,14 @@ def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     above, below = claim.rows
     decide, guess = partial(verdict_of, sign=1, margin=claim.margin), study.described.learned.guess
     for table, figure in claim.figures:
-        for setting in dict.fromkeys(
-            s for (t, row, s, f) in evidence.results if (t, row, f) == (table, below, figure)
-        ):
-            if (table, above, setting, figure) in evidence.results:
-                first, second = (evidence.at(table, row, setting, figure) for row in (above, below))
-                yield compared(
-                    study.settings[setting], first, second, decide, (first, second), guess
-                )
+        measured = evidence.of_figure(table, figure)
+        for row, setting in measured:
+            if row != below or (above, setting) not in measured:
+                continue
+            first = evidence.at(table, above, setting, figure)
+            second = evidence.at(table, below, setting, figure)
+            label = study.settings[setting]
+            yield compared(label, first, second, decide, (first, second), guess)
 
 
 @study.judge("grows with clients")
@@ -75,18 +78,21 @@ def grows_with_clients(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     [(table, figure)], decide = claim.figures, partial(verdict_of, sign=1, margin=claim.margin)
     for budget in claim.rows:
         places = product((f"{budget}, 10 clients", f"{budget}, 2 clients"), claim.settings)
-        one, two, three, four = (
-            evidence.at(table, row, setting, figure) for row, setting in places
-        )
-        many = differ(one, two) if one and two else None
-        few = differ(three, four) if three and four else None
+        results = [evidence.at(table, row, setting, figure) for row, setting in places]
+        one, two, three, four = results
+        if one is None or two is None or three is None or four is None:
+            yield untested(budget)
+            continue
+        many, few = differ(one, two), differ(three, four)
         if many is None or few is None:
             yield untested(budget)
             continue
-        gains = [dict(zip(gain.seeds, gain.values, strict=True)) for gain in (many, few)]
-        seeds = sorted(gains[0].keys() & gains[1].keys())
-        growth = difference([gains[0][seed] - gains[1][seed] for seed in seeds], SEEDS, seeds)
-        why = nothing_learned((one, two, three, four), study.described.learned.guess)
-        yield Row(
-            budget, CANNOT_TELL if why else decide(growth), str(growth), growth, decide, why=why
-        )
+        with_ten = dict(zip(many.seeds, many.values, strict=True))
+        with_two = dict(zip(few.seeds, few.values, strict=True))
+        seeds = sorted(with_ten.keys() & with_two.keys())
+        growth = difference([with_ten[seed] - with_two[seed] for seed in seeds], SEEDS, seeds)
+        verdict = decide(growth)
+        why = nothing_learned(results, study.described.learned.guess)
+        if why:
+            verdict = CANNOT_TELL
+        yield Row(budget, verdict, str(growth), growth, decide, why=why)

@@ -78,26 +78,30 @@ class RegionInversion:
         return chosen, torch.cat([client.x for p, client in enumerate(clients) if p not in chosen])
 
     def _inverted(self, seen: Seen, partition: int, others: Tensor, attack: Inversion) -> Recovered:
+        federation = seen.federation
         client, learner, layout = (
-            seen.federation.clients[partition],
-            seen.federation.learner,
-            seen.federation.layout,
+            federation.clients[partition],
+            federation.learner,
+            federation.layout,
         )
-        model, scales = (
-            model_of(seen.received[partition]),
-            seen.record.client_scales.get(partition, ()),
-        )
+        model = model_of(seen.received[partition])
         assert model is not None
         layers = layout.groups("module")
-        bound = seen.federation.server.method.client_clip
+        clip = federation.server.method.client_clip
+        if isinstance(clip, float):
+            clip = dict.fromkeys(layers, clip)
+        noise: float | dict[str, float] = 0.0
+        scales = seen.record.client_scales.get(partition, ())
+        if scales:
+            noise = dict(zip(layers, scales, strict=True))
         known = ServerKnowledge(
             model=learner.model,
             layout=layout,
             local=learner.local,
             shape=tuple(client.x.shape[1:]),
             labels=client.y,
-            clip=dict.fromkeys(layers, bound) if isinstance(bound, float) else bound,
-            noise=dict(zip(layers, scales, strict=True)) if scales else 0.0,
+            clip=clip,
+            noise=noise,
             reference=others,
         )
         received = Received(seen.broadcast.public.round, partition, seen.broadcast.models, model)
@@ -128,13 +132,11 @@ class NoisedPixels:
             tiles = []
             for client in chosen:
                 original, mask = client.x.to(torch.float64), secret(client)
-                noise = level * torch.randn(
-                    original.shape, generator=generator, dtype=torch.float64
-                )
-                tiles.append(
-                    Recovered(original, mask, (original + noise * mask[:, None]).clamp(0, 1))
-                )
-            figures |= {f"{name} at {level}": value for name, value in figures_of(tiles).items()}
+                noise = torch.randn(original.shape, generator=generator, dtype=torch.float64)
+                noised = (original + level * noise * mask[:, None]).clamp(0, 1)
+                tiles.append(Recovered(original, mask, noised))
+            for name, value in figures_of(tiles).items():
+                figures[f"{name} at {level}"] = value
         return figures
 
 
@@ -180,21 +182,24 @@ class EveryInversion(RegionInversion):
         for kind, attack in self.attacks.items():
             tiles = [self._inverted(seen, p, others, attack) for p in chosen]
             by_answer[kind] = figures_of(tiles)
-            contrasted = [
-                replace(r, reconstruction=in_contrast(r.reconstruction, known)) for r in tiles
-            ]
+            contrasted = []
+            for tile in tiles:
+                image = in_contrast(tile.reconstruction, known)
+                contrasted.append(replace(tile, reconstruction=image))
             by_answer[f"{kind}, set"] = figures_of(contrasted)
-        best = {
-            w: (min if w.endswith("mse") else max)(f[w] for f in by_answer.values())
-            for w in self.best
-        }
-        guessed = figures_of(
-            [replace(r, reconstruction=known.mean(0, keepdim=True)) for r in tiles]
-        )
-        each = {
-            f"{kind} {w}": f[w] for kind, f in by_answer.items() for w in ("region_ssim", "legible")
-        }
-        return {**best, "guess": guessed["region_mse"], **each}
+        figures = {}
+        for name in self.best:
+            found = [each[name] for each in by_answer.values()]
+            figures[name] = max(found)
+            if name.endswith("mse"):
+                figures[name] = min(found)
+        mean = known.mean(0, keepdim=True)
+        guessed = figures_of([replace(tile, reconstruction=mean) for tile in tiles])
+        figures["guess"] = guessed["region_mse"]
+        for kind, each in by_answer.items():
+            for name in ("region_ssim", "legible"):
+                figures[f"{kind} {name}"] = each[name]
+        return figures
 
 
 class TrainedInversion(EveryInversion):
@@ -206,6 +211,5 @@ class TrainedInversion(EveryInversion):
 def in_contrast(image: Tensor, known: Tensor) -> Tensor:
     """An image [1, ...] with the mean and the (mean) deviation of known ones [n, ...], cut to 0 to 1."""
     deviation = known.flatten(1).std(1).mean()
-    return ((image - image.mean()) / image.std().clamp_min(1e-9) * deviation + known.mean()).clamp(
-        0, 1
-    )
+    standard = (image - image.mean()) / image.std().clamp_min(1e-9)
+    return (standard * deviation + known.mean()).clamp(0, 1)

@@ -98,9 +98,10 @@ class ServerWeights:
 def _noise_power(seen: Seen, weights: Tensor) -> float:
     """Squared noise in the round's sum, over that in the plain mean; 1 where nobody noised."""
     scales, layout = seen.record.client_scales, seen.federation.layout
-    sizes = torch.tensor(
-        [sum(s.stop - s.start for s in slices) for slices in layout.groups("module").values()]
-    )
+    lengths = []
+    for slices in layout.groups("module").values():
+        lengths.append(sum(part.stop - part.start for part in slices))
+    sizes = torch.tensor(lengths)
     deviations = [scales.get(p) or [0.0] * len(sizes) for p in sorted(seen.received)]
     powers = torch.tensor(deviations, dtype=torch.float64).square() * sizes
     plain = powers.sum() / len(weights) ** 2
@@ -133,11 +134,9 @@ class FewImages:
         """The figures of a round, of the first client that marks enough."""
         wanted = max(*FEW, seen.federation.learner.scoring.images)
         for client in seen.federation.clients:
-            marked = (
-                torch.zeros(0)
-                if client.masks is None
-                else client.masks.flatten(1).any(1).nonzero().reshape(-1)
-            )
+            if client.masks is None:
+                continue
+            marked = client.masks.flatten(1).any(1).nonzero().reshape(-1)
             if len(marked) > wanted:
                 break
         else:
@@ -146,11 +145,11 @@ class FewImages:
                 None,
                 f"must mark something in more than {wanted} images of a client",
             )
-        opened, closed = (
-            self._distances(seen, models[:1], client, marked[:ALL])
-            for models in (seen.broadcast.models, seen.models)
-        )
-        return {**opened, **{f"trained {name}": value for name, value in closed.items()}}
+        figures = self._distances(seen, seen.broadcast.models[:1], client, marked[:ALL])
+        closed = self._distances(seen, seen.models[:1], client, marked[:ALL])
+        for name, value in closed.items():
+            figures[f"trained {name}"] = value
+        return figures
 
     def _distances(
         self, seen: Seen, model: Tensor, client: ClientData, rows: Tensor
@@ -163,21 +162,18 @@ class FewImages:
             own = (learner.model, learner.layout, learner.local.loss)
             return score_models(*own, model, *given, method, probes=directions, seed=seed)
 
-        one, other = (
-            torch.cat([scored(row[None], DIRECTIONS, 2 * int(row) + k) for row in rows])
-            for k in (0, 1)
-        )
+        one = torch.cat([scored(row[None], DIRECTIONS, 2 * int(row)) for row in rows])
+        other = torch.cat([scored(row[None], DIRECTIONS, 2 * int(row) + 1) for row in rows])
         every, generator = _shares(other), torch.Generator().manual_seed(0)
         draws = [torch.randperm(len(rows), generator=generator) for _ in range(DRAWS)]
-        distances = {
-            f"of {n}": fmean(_apart(_shares(one[draw[:n]]), every) for draw in draws) for n in FEW
-        }
+        distances = {}
+        for n in FEW:
+            apart = [_apart(_shares(one[draw[:n]]), every) for draw in draws]
+            distances[f"of {n}"] = fmean(apart)
         few = scored(rows[: learner.scoring.images], learner.scoring.probes, 0)
-        return {
-            **distances,
-            "floor": _apart(_shares(one), every),
-            "as run": _apart(_shares(few), every),
-        }
+        distances["floor"] = _apart(_shares(one), every)
+        distances["as run"] = _apart(_shares(few), every)
+        return distances
 
 
 def _shares(scores: Tensor) -> Tensor:

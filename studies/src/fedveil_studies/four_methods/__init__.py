@@ -81,12 +81,13 @@ class AttackedRun(WholeRun):
             replace(whole, x=x, y=y, test_x=None, test_y=None), spec, config.seed
         )
         clients: Sequence[ClientData] = setup.clients
-        bad = setup.poisoning.behaviours if setup.poisoning else {}
-        self._honest = {
-            p: c
-            for p, c in enumerate(clients)
-            if p not in bad and c.test_x is not None and len(c.test_x) > 1
-        }
+        bad = set[int]()
+        if setup.poisoning is not None:
+            bad.update(setup.poisoning.behaviours)
+        self._honest = {}
+        for partition, client in enumerate(clients):
+            if partition not in bad and client.test_x is not None and len(client.test_x) > 1:
+                self._honest[partition] = client
         self._side = setup.method.client
         self._inside: list[Tensor] = []
         self._members: list[tuple[int, Tensor]] = []
@@ -96,7 +97,8 @@ class AttackedRun(WholeRun):
         """Score every candidate by the broadcast models, and every record and client by what the server received."""
         start, federation = seen.broadcast.models[0], seen.federation
         candidates = [*self._honest.values(), *self._outside]
-        x, y = torch.cat([c.x for c in candidates]), torch.cat([c.y for c in candidates])
+        x = torch.cat([candidate.x for candidate in candidates])
+        y = torch.cat([candidate.y for candidate in candidates])
         scores = of_their_class(alignment(federation, start, seen.models[0] - start, x, y), y)
         parts = torch.split(scores, [c.examples for c in candidates])
         self._inside.append(torch.stack([part.mean() for part in parts]))
@@ -108,28 +110,29 @@ class AttackedRun(WholeRun):
         everything = sum(moves.values(), torch.zeros(()))
         for partition, move in moves.items():
             client, others = self._honest[partition], (everything - move) / max(1, len(moves) - 1)
-            x, y = (
-                torch.cat(pair) for pair in zip((client.x, client.y), held_out(client), strict=True)
-            )
+            held_x, held_y = held_out(client)
+            x, y = torch.cat([client.x, held_x]), torch.cat([client.y, held_y])
             self._members.append((partition, alignment(federation, start, move - others, x, y)))
         if moves:
             means = torch.stack([self._honest[p].x.flatten(1).mean(0) for p in moves])
             guesses = torch.stack([rebuilt(federation, move) for move in moves.values()])
             alike = F.normalize(guesses, dim=1) @ F.normalize(means, dim=1).T
-            self._recognised.append(
-                float((alike.argmax(1) == torch.arange(len(means))).double().mean())
-            )
+            right = alike.argmax(1) == torch.arange(len(means))
+            self._recognised.append(float(right.double().mean()))
         return {"noise power": self._power(seen)}
 
     def _power(self, seen: Seen) -> float:
         """Variance of one coordinate of the global model; under local trust of the mean of the clients' noise."""
         if self._side.trust == "central":
             return float(seen.record.round.report.get("sigma", 0.0)) ** 2
-        used = [scale for scale in seen.record.client_scales.values() if scale]
-        each = [
-            self._side.noise([scale], seen.federation.layout).get("sigma", 0.0) for scale in used
-        ]
-        return fmean(sigma**2 for sigma in each) / len(each) if each else 0.0
+        powers = []
+        for scale in seen.record.client_scales.values():
+            if scale:
+                sigma = self._side.noise([scale], seen.federation.layout).get("sigma", 0.0)
+                powers.append(sigma**2)
+        if not powers:
+            return 0.0
+        return fmean(powers) / len(powers)
 
     def concluded(self) -> dict[str, Any]:
         """AUC of client inference and of membership, and the share of clients that were recognised."""
@@ -137,13 +140,15 @@ class AttackedRun(WholeRun):
         by_client: dict[int, Tensor] = {}
         for partition, record_scores in self._members:
             by_client[partition] = by_client.get(partition, torch.zeros(())) + record_scores
-        areas = [
-            member_area(s, c) for p, s in by_client.items() if (c := self._honest[p]).examples > 1
-        ]
+        areas = []
+        for partition, record_scores in by_client.items():
+            client = self._honest[partition]
+            if client.examples > 1:
+                areas.append(member_area(record_scores, client))
         return {
             "participation": auc(scores[:inside], scores[inside:]),
-            "membership": fmean(areas) if areas else math.nan,
-            "recognised": fmean(self._recognised) if self._recognised else math.nan,
+            "membership": fmean(areas or [math.nan]),
+            "recognised": fmean(self._recognised or [math.nan]),
             "clients": inside,
         }
 

@@ -53,6 +53,10 @@ class Audited:
         """The first setting with a method, or None."""
         return next((label for label, name in self.methods.items() if name == method), None)
 
+    def tried(self, attack: str, *settings: str) -> bool:
+        """Whether an attack was played in all of these settings."""
+        return all((attack, setting) in self.scores for setting in settings)
+
     def auc(self, attack: str, setting: str, tried: int = 1) -> Estimate:
         """The area under the ROC curve, with a 95% bootstrap over runs; `tried` attacks share the 5% between them."""
         return auc_interval(*self.scores[attack, setting], confidence=1 - 0.05 / tried)
@@ -64,23 +68,22 @@ class Audited:
         it has no width at all: the interval is widened to the one that follows from the intervals of both areas and
         the correlation of their bootstraps (Zou 2007, "Toward using confidence intervals to compare correlations").
         """
-        won = [wins(*self.scores[attack, setting]) for setting in (first, second)]
-        n, m = won[0].shape
+        won, won_other = wins(*self.scores[attack, first]), wins(*self.scores[attack, second])
+        n, m = won.shape
         rng = np.random.default_rng(0)
         rows = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
         columns = rng.multinomial(m, np.full(m, 1 / m), size=RESAMPLES) / m
-        ours, other = (((rows @ each) * columns).sum(1) for each in won)
+        ours, other = ((rows @ won) * columns).sum(1), ((rows @ won_other) * columns).sum(1)
         low, high = np.quantile(ours - other, [0.025 / tried, 1 - 0.025 / tried])
-        correlation = (
-            float(np.corrcoef(ours, other)[0, 1]) if ours.std() > 0 and other.std() > 0 else 0.0
-        )
-        a, b = (self.auc(attack, setting, tried) for setting in (first, second))
+        correlation = 0.0
+        if ours.std() > 0 and other.std() > 0:
+            correlation = float(np.corrcoef(ours, other)[0, 1])
+        a, b = self.auc(attack, first, tried), self.auc(attack, second, tried)
         gap = a.point - b.point
         below = _together(a.point - a.low, b.high - b.point, correlation)
         above = _together(a.high - a.point, b.point - b.low, correlation)
-        return Difference(
-            gap, min(float(low), gap - below), max(float(high), gap + above), n, f"+ {m} runs"
-        )
+        low, high = min(float(low), gap - below), max(float(high), gap + above)
+        return Difference(gap, low, high, n, f"+ {m} runs")
 
     def more_accurate(self, first: str, second: str) -> Difference:
         """Accuracy in one setting less that in another, over runs with the target, paired by their seeds."""
@@ -109,34 +112,30 @@ def read_audits(folder: Path, study: Study) -> list[Audited]:
 
 
 def _audited(values: Mapping[str, Any], study: Study) -> Audited:
-    results = [
-        r for r in values["results"] if not r["supposed"]
-    ]  # those on metrics that clients are not shown
-    settings, runs = values["settings"], values["replicates"]
+    runs, stored = values["replicates"], values.get("accuracies")
     data = str(values["provenance"]["data"]).partition(",")[0]
-    accuracies = values.get("accuracies") or {
-        label: about["accuracies"] for label, about in settings.items()
-    }
+    methods, sigmas, accuracies = dict[str, str](), dict[str, float](), {}
+    for label, about in values["settings"].items():
+        methods[label] = str(about["method"])
+        if about["sigma"] is not None:
+            sigmas[label] = float(about["sigma"])
+        each = about["accuracies"] if not stored else stored[label]
+        accuracies[label] = tuple(float(one) for one in each if one is not None)
+    scores, valid = {}, set[str]()
+    for result in values["results"]:
+        if result["supposed"]:  # on metrics that clients are not shown
+            continue
+        attack, told = str(result["attack"]), result["scores"]
+        scores[attack, str(result["setting"])] = np.array(told["in"]), np.array(told["out"])
+        if result["valid_without_defence"]:
+            valid.add(attack)
     return Audited(
         study=study,
         title=f"on {data}, {runs} + {runs} runs",
         command=str(values["provenance"]["command"]),
-        methods={label: str(about["method"]) for label, about in settings.items()},
-        sigmas={
-            label: float(about["sigma"])
-            for label, about in settings.items()
-            if about["sigma"] is not None
-        },
-        accuracies={
-            label: tuple(float(a) for a in each if a is not None)
-            for label, each in accuracies.items()
-        },
-        scores={
-            (str(r["attack"]), str(r["setting"])): (
-                np.array(r["scores"]["in"]),
-                np.array(r["scores"]["out"]),
-            )
-            for r in results
-        },
-        valid=frozenset(str(r["attack"]) for r in results if r["valid_without_defence"]),
+        methods=methods,
+        sigmas=sigmas,
+        accuracies=accuracies,
+        scores=scores,
+        valid=frozenset(valid),
     )

@@ -53,10 +53,8 @@ def _names(study: Study) -> Iterator[Name]:
     for kind, contents in (("tables", spec.tables), ("figures", spec.figures)):
         for name, content in contents.items():
             for part in content.parts:
-                yield from (
-                    (f"{kind}.{name}.{where}", one, known)
-                    for where, one, known in _parts(study, part)
-                )
+                for where, one, known in _parts(study, part):
+                    yield f"{kind}.{name}.{where}", one, known
     for figure, drawn in spec.figures.items():
         if drawn.level is not None:
             yield f"figures.{figure}.level", drawn.level[0], spec.tables
@@ -67,18 +65,16 @@ def _names(study: Study) -> Iterator[Name]:
     for reading, other in spec.readings.items():
         if other.row:
             yield f"readings.{reading}.row", other.row, spec.rows
-        yield from (
-            (f"readings.{reading}.settings", setting, spec.settings) for setting in other.settings
-        )
+        for setting in other.settings:
+            yield f"readings.{reading}.settings", setting, spec.settings
     for group in spec.judged_on:
         scale, *readings = group.split(", ")
         yield "judged_on", scale, spec.scales
-        yield from (("judged_on", reading, spec.readings) for reading in readings)
+        for reading in readings:
+            yield "judged_on", reading, spec.readings
     for note in spec.notes:
-        yield from (
-            ("notes: beside", name, (*spec.tables, *spec.figures, *study.pictures))
-            for name in note.beside
-        )
+        for name in note.beside:
+            yield "notes: beside", name, (*spec.tables, *spec.figures, *study.pictures)
 
 
 def _parts(study: Study, part: Part) -> Iterator[Name]:
@@ -88,9 +84,10 @@ def _parts(study: Study, part: Part) -> Iterator[Name]:
         ("settings", part.settings, spec.settings),
         ("rows", part.rows, spec.rows),
         ("cells", part.cells, {*spec.changes, *study.changes, ""}),
-        ("probe", [part.probe] if part.probe else [], study.probes),
+        ("probe", filter(None, [part.probe]), study.probes),
     ):
-        yield from ((field, name, known) for name in names)
+        for name in names:
+            yield field, name, known
 
 
 def _claims(study: Study) -> Iterator[Name]:
@@ -101,8 +98,10 @@ def _claims(study: Study) -> Iterator[Name]:
         for table, figure in claim.figures:
             yield f"{where}: figures", table, spec.tables
             yield f"{where}: figures", figure, _figures(spec.tables[table])
-        yield from ((f"{where}: settings", name, spec.settings) for name in claim.settings if name)
-        yield from ((f"{where}: answers", name, spec.statements) for name in claim.answers)
+        for name in filter(None, claim.settings):
+            yield f"{where}: settings", name, spec.settings
+        for name in claim.answers:
+            yield f"{where}: answers", name, spec.statements
 
 
 def _published(study: Study) -> Iterator[Name]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -40,11 +41,12 @@ def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Claim:
 def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Claim, list[Claim]]:
     """As judged on the group nearest to the paper that has the runs, and on the others that have some."""
     order = {title: i for i, title in enumerate(every[0].study.described.judged_on)}
-    judged = [judge(claim, e) for e in sorted(every, key=lambda e: order.get(e.title, len(order)))]
-    with_runs = [f for f in judged if any(row.why != UNTESTED for row in f.rows)]
-    most = max(judged, key=lambda f: sum(row.why != UNTESTED for row in f.rows))
-    first = next((f for f in with_runs if f.enough), most)
-    return first, [f for f in with_runs if f is not first]
+    groups = sorted(every, key=lambda group: order.get(group.title, len(order)))
+    judged = [judge(claim, group) for group in groups]
+    with_runs = [found for found in judged if found.with_runs]
+    most = max(judged, key=attrgetter("with_runs"))
+    first = next((found for found in with_runs if found.enough), most)
+    return first, [found for found in with_runs if found is not first]
 
 
 def promised(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
@@ -52,7 +54,11 @@ def promised(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     runs = [run for run in evidence.runs if run.setting == claim.first and run.guarantee != "none"]
     if runs:
         none = sum(run.guarantee.startswith(HEURISTIC) for run in runs)
-        verdict = HOLDS if not none else CONTRADICTED if none == len(runs) else CANNOT_TELL
+        verdict = CANNOT_TELL
+        if none == 0:
+            verdict = HOLDS
+        elif none == len(runs):
+            verdict = CONTRADICTED
         yield Row(claim.first, verdict, f"none in {none} of {len(runs)} runs")
 
 
@@ -67,12 +73,8 @@ def lying(claim: ClaimOf, evidence: Evidence, expect: str) -> Iterator[Row]:
         decide = partial(within, margin=claim.margin)
     for table, figure in claim.figures:
         if claim.level is not None:
-            seen = [
-                (r, s, one)
-                for (t, r, s, f), one in evidence.results.items()
-                if (t, f) == (table, figure)
-            ]
-            for row, setting, result in seen:
+            seen = evidence.of_figure(table, figure)
+            for (row, setting), result in seen.items():
                 if setting in (claim.first or setting,) and row in (claim.rows or (row,)):
                     yield levelled(f"{row}, {setting}", means(result), claim.level, decide)
             if not seen:
@@ -88,32 +90,31 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
     Without those in which the table has no such line.
     """
     study = evidence.study
+    described = study.described
     shown = {row for t, row, _, f in study.published if (t, f) == (table, figure)}
-    place = {label: i for i, label in enumerate(study.labels)}
-    own = study.described.tables[table].rows
-    rows = sorted(shown, key=lambda row: (place.get(row, len(place)), row))
-    if not shown:
-        rows = [study.label(row) for row in own] if own else list(study.labels)
-    read = [
-        study.described.readings[name].row
-        for name in evidence.readings
-        if name in study.described.readings
-    ]
-    about = [*claim.rows, *(study.label(row) for row in read if row)] if claim.rows else rows
+    if shown:
+        place = {label: i for i, label in enumerate(study.labels)}
+        rows = sorted(shown, key=lambda row: (place.get(row, len(place)), row))
+    else:
+        rows = list(map(study.label, described.tables[table].rows)) or list(study.labels)
+    about = list(claim.rows or rows)
+    for name in evidence.readings:
+        reading = described.readings.get(name)
+        if reading is not None and reading.row:
+            about.append(study.label(reading.row))
     possible = study.places(table)
-
-    def may(row: str) -> bool:
-        printed = (
-            not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0
-        )
+    chosen = []
+    for row in rows:
+        if row not in about:
+            continue
+        if shown and sign:
+            printed = _printed(evidence, claim, table, figure, row)
+            if printed is None or printed * sign <= 0:
+                continue
         lines = [(row, setting, figure) in possible for setting in claim.settings if setting]
-        return (
-            row in about
-            and printed
-            and (all(lines) or evidence.at(table, row, claim.first, figure) is not None)
-        )
-
-    return [row for row in rows if may(row)]
+        if all(lines) or evidence.at(table, row, claim.first, figure) is not None:
+            chosen.append(row)
+    return chosen
 
 
 def compared(
@@ -125,19 +126,27 @@ def compared(
     guess: float | None = None,
 ) -> Row:
     """A row that sets one figure against another under the same seeds, if by its accuracy either learned anything."""
-    difference = None if first is None or second is None else differ(first, second)
-    if first is None or second is None or difference is None:
+    if first is None or second is None:
         return untested(label)
+    difference = differ(first, second)
+    if difference is None:
+        return untested(label)
+    verdict = decide(difference)
     unlearned = nothing_learned(accuracies, guess)
-    sigmas = first.noise.get("sigma"), second.noise.get("sigma")
+    if unlearned:
+        verdict = CANNOT_TELL
+    sigma, other_sigma = first.noise.get("sigma"), second.noise.get("sigma")
+    noise = None
+    if sigma and other_sigma:
+        noise = sigma / other_sigma
     return Row(
         label,
-        CANNOT_TELL if unlearned else decide(difference),
+        verdict,
         str(difference),
         difference,
         decide,
         why=unlearned,
-        noise=sigmas[0] / sigmas[1] if sigmas[0] and sigmas[1] else None,
+        noise=noise,
         distance=first.noise.get("distance"),
     )
 
@@ -149,10 +158,19 @@ def untested(label: str, column: str = "") -> Row:
 
 def nothing_learned(accuracies: Sequence[Result | None], guess: float | None = None) -> str:
     """Why nothing can be said where no setting is evidently above guessing (the largest class alone, or a figure)."""
-    chances = [(a.mean, a.chance if guess is None else guess) for a in accuracies if a is not None]
-    known = [(mean, chance) for mean, chance in chances if chance is not None]
-    chance = max((c for _, c in known), default=0.0)
-    return UNLEARNED if known and max(mean for mean, _ in known) <= chance + LEARNED else ""
+    reached, chances = list[float](), list[float]()
+    for accuracy in accuracies:
+        if accuracy is None:
+            continue
+        chance = guess
+        if guess is None:
+            chance = accuracy.chance
+        if chance is not None:
+            reached.append(accuracy.mean)
+            chances.append(chance)
+    if reached and max(reached) <= max(chances) + LEARNED:
+        return UNLEARNED
+    return ""
 
 
 def levelled(label: str, by_seed: Mapping[int, float], level: float, decide: Decide) -> Row:
@@ -165,29 +183,35 @@ def levelled(label: str, by_seed: Mapping[int, float], level: float, decide: Dec
 
 def means(result: Result | None) -> dict[int, float]:
     """A figure by seed, over its draws; nothing where no run is finished."""
-    return (
-        {}
-        if result is None
-        else {seed: fmean(values.values()) for seed, values in result.by_seed.items()}
-    )
+    if result is None:
+        return {}
+    return {seed: fmean(values.values()) for seed, values in result.by_seed.items()}
 
 
 def verdict_of(difference: Difference, sign: int, margin: float = 0.0) -> str:
     """Of "it is above" (sign 1) or "below" (-1); differences within the margin are none."""
     if difference.low > 0 or difference.high < 0:
-        return HOLDS if difference.mean * sign > 0 else CONTRADICTED
-    return NO_DIFFERENCE if -margin <= difference.low and difference.high <= margin else CANNOT_TELL
+        if difference.mean * sign > 0:
+            return HOLDS
+        return CONTRADICTED
+    if -margin <= difference.low and difference.high <= margin:
+        return NO_DIFFERENCE
+    return CANNOT_TELL
 
 
 def within(difference: Difference, margin: float) -> str:
     """Of "they are alike": contradicted if they certainly differ by more."""
     if -margin <= difference.low and difference.high <= margin:
         return HOLDS
-    return CONTRADICTED if difference.low > margin or difference.high < -margin else CANNOT_TELL
+    if difference.low > margin or difference.high < -margin:
+        return CONTRADICTED
+    return CANNOT_TELL
 
 
 JUDGES: Mapping[str, Judge] = {
-    **{expect: partial(lying, expect=expect) for expect in ("above", "below", "alike")},
+    "above": partial(lying, expect="above"),
+    "below": partial(lying, expect="below"),
+    "alike": partial(lying, expect="alike"),
     "guarantee": promised,
 }
 
@@ -198,34 +222,32 @@ def _compared(
     ours, other = (evidence.at(table, row, setting, figure) for setting in claim.settings)
     learned = evidence.study.described.learned
     where, name = learned.figures.get(table, (table, "accuracy"))
-    alone = learned.first and (where, name) != (table, figure)
-    accuracies = [
-        evidence.at(where, row, setting, name) for setting in claim.settings[: 1 if alone else 2]
-    ]
-    tables, figures = ({places[i] for places in claim.figures} for i in (0, 1))
-    label = ", ".join(
-        [*([f"table {table}"] if len(tables) > 1 else []), *([figure] if len(figures) > 1 else [])]
-    )
-    judged = compared(label, ours, other, decide, accuracies, learned.guess)
+    accuracies = [evidence.at(where, row, setting, name) for setting in claim.settings]
+    if learned.first and (where, name) != (table, figure):
+        accuracies = accuracies[:1]
+    tables, figures = map(set, zip(*claim.figures, strict=True))
+    label = []
+    if len(tables) > 1:
+        label.append(f"table {table}")
+    if len(figures) > 1:
+        label.append(figure)
+    judged = compared(", ".join(label), ours, other, decide, accuracies, learned.guess)
     return replace(judged, column=row, printed=_printed(evidence, claim, table, figure, row))
 
 
 def _printed(evidence: Evidence, claim: ClaimOf, table: str, figure: str, row: str) -> float | None:
-    pair = [
-        evidence.study.published.get((table, row, setting, figure))
-        for setting in claim.settings
-        if setting
-    ]
-    return pair[0].value - pair[1].value if len(pair) == 2 and pair[0] and pair[1] else None
+    published = evidence.study.published
+    pair = [published.get((table, row, name, figure)) for name in claim.settings if name]
+    if len(pair) < 2 or pair[0] is None or pair[1] is None:
+        return None
+    return pair[0].value - pair[1].value
 
 
 def _with_seeds(row: Row, seeds: int) -> Row:
     """Fewer seeds than a row needs say nothing, nor do draws of the noise."""
     if row.difference is None or (row.difference.count >= seeds and row.difference.over != DRAWS):
         return row
-    few = (
-        "draws of one training"
-        if row.difference.over == DRAWS
-        else f"{row.difference.count} of {seeds} seeds"
-    )
+    few = f"{row.difference.count} of {seeds} seeds"
+    if row.difference.over == DRAWS:
+        few = "draws of one training"
     return replace(row, verdict=CANNOT_TELL, why=few, lacking=True)

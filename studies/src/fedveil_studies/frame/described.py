@@ -288,13 +288,18 @@ class Described(_Table):
     @model_validator(mode="before")
     @classmethod
     def _alike(cls, values: Any) -> Any:
-        alike = {}
-        for kind in ("tables", "figures"):
+        alike: dict[str, dict[str, Any]] = {"tables": {}, "figures": {}}
+        for kind, whole in alike.items():
             every = values.get(kind, {})
-            alike[kind] = {
-                name: {**every.get(own.pop("like", name), {}), **own} for name, own in every.items()
-            }
+            for name, own in every.items():
+                model = every.get(own.pop("like", name), {})
+                whole[name] = {**model, **own}
         return {**values, **alike}
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Names of the settings that stand in every table."""
+        return tuple(name for name, setting in self.settings.items() if not setting.extra)
 
     def seeds_of(self, claim: ClaimOf) -> int:
         """That a row needs."""
@@ -316,7 +321,7 @@ class Described(_Table):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            given = (
-                None if first["type"] == "missing" else first["input"]
-            )  # pydantic has the table around it there
+            given = first["input"]
+            if first["type"] == "missing":
+                given = None  # pydantic has the table around it there
             raise FieldError(f"{name}, study.toml: {where}", given, first["msg"].lower()) from error

@@ -81,10 +81,20 @@ class Evidence:
         readings = (f"--reading {name}" for name in self.readings)
         return " ".join([*parts, f"--scale {self.scale}", *readings, f"--seeds {seeds}"])
 
+    def of_figure(self, table: str, figure: str) -> dict[tuple[str, str], Result]:
+        """Results of one figure of a table, by row and setting."""
+        asked = {}
+        for (its_table, row, setting, its_figure), result in self.results.items():
+            if (its_table, its_figure) == (table, figure):
+                asked[row, setting] = result
+        return asked
+
     def at(self, table: str, row: str, setting: str, figure: str) -> Result | None:
         """A figure of which a run is finished, or None."""
         result = self.results.get((table, row, setting, figure))
-        return result if result is not None and result.values else None
+        if result is None or not result.values:
+            return None
+        return result
 
 
 @dataclass(frozen=True)
@@ -114,13 +124,17 @@ class Difference:
     seeds: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        spread = f" ({_signed(self.low)} to {_signed(self.high)})" if self.count > 1 else ""
-        return f"{_signed(self.mean)}{spread}"
+        mean = _signed(self.mean)
+        if self.count < 2:
+            return mean
+        return f"{mean} ({_signed(self.low)} to {_signed(self.high)})"
 
     def beside(self, level: float) -> str:
         """The figure itself, where the difference is one to a fixed level."""
-        spread = f" ({level + self.low:.3g} to {level + self.high:.3g})" if self.count > 1 else ""
-        return f"{level + self.mean:.3g}{spread}"
+        mean = f"{level + self.mean:.3g}"
+        if self.count < 2:
+            return mean
+        return f"{mean} ({level + self.low:.3g} to {level + self.high:.3g})"
 
     def shared(self, tests: int) -> "Difference":
         """With the interval of one of several tests that share the 5%; one that has no values stays as it is."""
@@ -138,41 +152,47 @@ def differ(first: Result, second: Result) -> Difference | None:
     ours, other = first.by_seed, second.by_seed
     seeds = sorted(ours.keys() & other.keys())
     if len(seeds) > 1:
-        return difference(
-            [fmean(ours[s].values()) - fmean(other[s].values()) for s in seeds], SEEDS, seeds
-        )
+        by_seed = [fmean(ours[s].values()) - fmean(other[s].values()) for s in seeds]
+        return difference(by_seed, SEEDS, seeds)
     for seed in seeds:
-        draws = sorted({*ours[seed], *other[seed]})
-        pairs = [(_of_draw(ours[seed], d), _of_draw(other[seed], d)) for d in draws]
-        values = [a - b for a, b in pairs if a is not None and b is not None]
+        values = []
+        for draw in sorted({*ours[seed], *other[seed]}):
+            one, two = _of_draw(ours[seed], draw), _of_draw(other[seed], draw)
+            if one is not None and two is not None:
+                values.append(one - two)
+        if len(values) > 1:
+            return difference(values, DRAWS)
         if values:
-            return difference(values, DRAWS if len(values) > 1 else ONE_RUN)
+            return difference(values, ONE_RUN)
     return None
 
 
 def against(by_seed: Mapping[int, float], level: float) -> Difference:
     """Values by seed less a fixed level."""
-    seeds = sorted(by_seed)
-    return difference(
-        [by_seed[s] - level for s in seeds], SEEDS if len(seeds) > 1 else ONE_RUN, seeds
-    )
+    seeds, over = sorted(by_seed), ONE_RUN
+    if len(seeds) > 1:
+        over = SEEDS
+    return difference([by_seed[s] - level for s in seeds], over, seeds)
 
 
 def difference(values: Sequence[float], over: str, seeds: Sequence[int] = ()) -> Difference:
     """Of paired values, and their seeds."""
-    low, high = interval_of(values) if len(values) > 1 else (float("-inf"), float("inf"))
+    low, high = float("-inf"), float("inf")
+    if len(values) > 1:
+        low, high = interval_of(values)
     return Difference(fmean(values), low, high, len(values), over, tuple(values), tuple(seeds))
 
 
 def mean_of(differences: Sequence[Difference]) -> Difference | None:
     """Their mean seed by seed, over the seeds that all of them have; None without two of these."""
-    common = (
-        sorted(set.intersection(*(set(one.seeds) for one in differences))) if differences else []
-    )
+    by_seed = [dict(zip(one.seeds, one.values, strict=True)) for one in differences]
+    if not by_seed:
+        return None
+    common = sorted(set.intersection(*map(set, by_seed)))
     if len(common) < 2:
         return None
-    by_seed = [dict(zip(one.seeds, one.values, strict=True)) for one in differences]
-    return difference([fmean(one[seed] for one in by_seed) for seed in common], SEEDS, common)
+    means = [fmean(one[seed] for one in by_seed) for seed in common]
+    return difference(means, SEEDS, common)
 
 
 @contextmanager
@@ -215,9 +235,12 @@ def _runs(path: Path, study: Study) -> tuple[RunSeries, ...]:
     name = re.compile(rf"({scenarios})-(\S+) (\S+) seed (\d+)")
     with reading("cells", path, "restore it, or export the runs again"):
         cells: list[dict[str, Any]] = json.loads(path.read_bytes())["cells"]
-        parsed = [(name.fullmatch(str(cell["run"])), cell) for cell in cells]
-        return tuple(
-            RunSeries(
+        runs = []
+        for cell in cells:
+            place = name.fullmatch(str(cell["run"]))
+            if place is None:
+                continue
+            one = RunSeries(
                 scenario=place[1],
                 row=place[2],
                 setting=place[3],
@@ -226,9 +249,8 @@ def _runs(path: Path, study: Study) -> tuple[RunSeries, ...]:
                 guarantee=str(cell["guarantee"]),
                 rounds=cell["rounds"],
             )
-            for place, cell in parsed
-            if place is not None
-        )
+            runs.append(one)
+    return tuple(runs)
 
 
 def _of_draw(values: Mapping[int, float], draw: int) -> float | None:

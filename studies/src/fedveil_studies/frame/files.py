@@ -7,7 +7,7 @@ all of them. Tables and figures hold everything that is finished: what is asked 
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +109,13 @@ class Pages:
         seeds = sorted({int(o.summary.values["seed"]) for o in outcomes})
         data = ", ".join(sorted({str(o.summary.values["data"]["name"]) for o in outcomes}))
         head, old = provenance(data, seeds), self._old()
-        lines = {
-            line["folder"]: self._made(line, old, head["commit"]) for line in map(_line, outcomes)
-        }
-        lines = self._kept(old, {line["run"] for line in lines.values()}) | lines
+        made = [self._made(_line(outcome), old, head["commit"]) for outcome in outcomes]
+        lines = self._kept(old, {line["run"] for line in made})
+        lines |= {line["folder"]: line for line in made}
+        cells = [lines[folder] for folder in sorted(lines)]
         written = [
             self._write(self.folder / TABLES, tables_page(self.folder, study.study)),
-            self._write(
-                self.folder / CELLS,
-                dumps({"provenance": head, "cells": [lines[folder] for folder in sorted(lines)]}),
-            ),
+            self._write(self.folder / CELLS, dumps({"provenance": head, "cells": cells})),
         ]
         if study.study.described.claims:
             written.append(self._write(self.root / CLAIMS, claims_page(self.root, study.study)))
@@ -131,17 +128,17 @@ class Pages:
             return {}
         with reading("table", path):
             values = json.loads(path.read_bytes())
-            return {
-                line["folder"]: {"commit": values["provenance"]["commit"], **line}
-                for line in values["cells"]
-            }
+            commit = values["provenance"]["commit"]
+            return {line["folder"]: {"commit": commit, **line} for line in values["cells"]}
 
     def _made(
         self, line: dict[str, Any], old: Mapping[str, dict[str, Any]], commit: str
     ) -> dict[str, Any]:
         """A line with its commit: the one it had, where it is the same run, else the present one."""
         known = old.get(line["folder"], {})
-        return known if known == {**known, **line} else {"commit": commit, **line}
+        if known == {**known, **line}:
+            return known
+        return {"commit": commit, **line}
 
     def _kept(
         self, old: Mapping[str, dict[str, Any]], new: Collection[str]
@@ -150,16 +147,13 @@ class Pages:
         named, drawn = set[str](), any(self.folder.glob("figure-*.png"))
         for table in self.folder.glob("table-*.json"):
             with reading("table", table):  # a row without runs has no cells
-                named |= {
-                    cell
-                    for row in json.loads(table.read_bytes())["rows"]
-                    for cell in row.get("cells", ())
-                }
-        return {
-            name: line
-            for name, line in old.items()
-            if name in named or (drawn and line["run"] not in new)
-        }
+                for row in json.loads(table.read_bytes())["rows"]:
+                    named.update(row.get("cells", ()))
+        kept = {}
+        for name, line in old.items():
+            if name in named or (drawn and line["run"] not in new):
+                kept[name] = line
+        return kept
 
     def _with(self, *paths: Path) -> Reproduction:
         study = self._asked
@@ -171,9 +165,8 @@ class Pages:
     def _whole(self) -> Reproduction:
         """What is asked for, and what every table of the folder and every run behind its figures hold beyond it."""
         study = self._with(*sorted(self.folder.glob("table-*.json")))
-        return study.with_stored(
-            {"rows": (), "seeds": {line["seed"] for line in self._old().values()}}
-        )
+        seeds = {line["seed"] for line in self._old().values()}
+        return study.with_stored({"rows": (), "seeds": seeds})
 
     def _finished(self, study: Reproduction, selection: Selection) -> Mapping[str, Outcome]:
         return self._store.collect(study.cells(selection)).outcomes
@@ -207,9 +200,8 @@ def tables_page(folder: Path, study: Study) -> str:
             name = f"{table}: {values['title']}"
         if any(result.value is not None for result in results):
             lines += result_table(name, results, study).markdown()
-    return (
-        "\n".join([f"# {title}", "", *(f"* {note}" for note in notes), "", *lines]).rstrip() + "\n"
-    )
+    remarks = [f"* {note}" for note in notes]
+    return "\n".join([f"# {title}", "", *remarks, "", *lines]).rstrip() + "\n"
 
 
 def _printed(study: Study, table: str, result: Result) -> Result:
@@ -222,8 +214,9 @@ def dumps(values: Mapping[str, Any]) -> str:
     """JSON with a line for each key, and for each entry of a list of objects."""
     parts = []
     for key, value in values.items():
-        listed = isinstance(value, list) and value and isinstance(value[0], dict)
-        shown = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if listed else json.dumps(value)
+        shown = json.dumps(value)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            shown = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
         parts.append(f"{json.dumps(key)}: {shown}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -231,11 +224,17 @@ def dumps(values: Mapping[str, Any]) -> str:
 def _line(outcome: Outcome) -> dict[str, Any]:
     """What made one cell, and its rounds; the cell's key ends the folder's name."""
     values = outcome.summary.values
-    measured_too = outcome.rows[0].get("figures", {}) if outcome.rows else {}
-    names: Iterable[str] = dict.fromkeys(("sigma", "distance", "accuracy", *measured_too))
+    names = ["sigma", "distance", "accuracy"]
+    if outcome.rows:
+        names += outcome.rows[0].get("figures", {})
+    rounds = {}
+    for name in dict.fromkeys(names):
+        series = outcome.series(name)
+        if series:
+            rounds[name] = [float(f"{value:.6g}") for value in series]
     return {
         "run": outcome.cell.label,
-        "folder": outcome.folder.name if outcome.folder else outcome.cell.folder,
+        "folder": outcome.folder_name,
         "seed": values["seed"],
         "device": values["device"],
         "workers": values["workers"],
@@ -243,9 +242,5 @@ def _line(outcome: Outcome) -> dict[str, Any]:
         "numerics": values["numerics"],
         "seconds": values["seconds"]["rounds"],
         "guarantee": values["guarantee"],
-        "rounds": {
-            name: [float(f"{v:.6g}") for v in series]
-            for name in names
-            if (series := outcome.series(name))
-        },
+        "rounds": rounds,
     }

@@ -1,5 +1,6 @@
 """What a group of runs says of a claim: rows, their mean, and one of four verdicts."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -116,6 +117,11 @@ class Claim:
         return [row for row in self.rows if not row.why]
 
     @property
+    def with_runs(self) -> int:
+        """How many rows have any run."""
+        return sum(row.why != UNTESTED for row in self.rows)
+
+    @property
     def enough(self) -> bool:
         """Whether at least half of the rows have the runs that they need, whatever was learned in them."""
         return 2 * sum(not row.lacking for row in self.rows) >= len(self.rows) > 0
@@ -126,7 +132,9 @@ class Claim:
         differences = [row.difference for row in self.tested if row.difference is not None]
         if not self.pooled or not differences or len(differences) < len(self.tested):
             return None
-        return differences[0] if len(differences) == 1 else mean_of(differences)
+        if len(differences) == 1:
+            return differences[0]
+        return mean_of(differences)
 
     @property
     def verdict(self) -> str:
@@ -140,22 +148,28 @@ class Claim:
         if self.interval is not None and decide is not None:
             return decide(self.interval)
         verdicts = {row.verdict for row in tested}
-        return verdicts.pop() if len(verdicts) == 1 and verdicts != {CONTRADICTED} else CANNOT_TELL
+        if len(verdicts) > 1 or verdicts == {CONTRADICTED}:
+            return CANNOT_TELL
+        return verdicts.pop()
 
     @property
     def text(self) -> str:
         """The mean for people, or the one row that says something."""
         if self.interval is not None:
             level = self.tested[0].level
-            return str(self.interval) if level is None else self.interval.beside(level)
+            if level is None:
+                return str(self.interval)
+            return self.interval.beside(level)
         texts = [row.text for row in self.tested if row.text]
-        return texts[0] if len(texts) == 1 else "row by row" if texts else ""
+        if len(texts) > 1:
+            return "row by row"
+        return "".join(texts)
 
     @property
     def counts(self) -> str:
         """How many rows say what."""
-        counted = {v: sum(row.verdict == v for row in self.tested) for v in VERDICTS}
-        return ", ".join(f"{count} {verdict}" for verdict, count in counted.items() if count)
+        counted = Counter(row.verdict for row in self.tested)
+        return ", ".join(f"{counted[v]} {v}" for v in VERDICTS if counted[v])
 
     @property
     def why(self) -> str:
@@ -164,17 +178,23 @@ class Claim:
         times = sorted(row.noise for row in self.tested if row.noise is not None)
         if times:
             between = sorted(row.distance for row in self.tested if row.distance is not None)
-            alike = times[0] > 1 - ALIKE and times[-1] < 1 + ALIKE
-            noise = "the same noise" if alike else f"{_span(times)} times the noise"
-            causes.append(noise + (f" (d {_span(between)})" if between else ""))
-        for why in dict.fromkeys(row.why for row in self.rows if row.why):
-            count = sum(row.why == why for row in self.rows)
-            causes.append(
-                f"{why}: {'all' if count == len(self.rows) else count} of {len(self.rows)} rows"
-            )
+            noise = f"{_span(times)} times the noise"
+            if times[0] > 1 - ALIKE and times[-1] < 1 + ALIKE:
+                noise = "the same noise"
+            if between:
+                noise += f" (d {_span(between)})"
+            causes.append(noise)
+        every = len(self.rows)
+        for why, count in Counter(row.why for row in self.rows if row.why).items():
+            share = str(count)
+            if count == every:
+                share = "all"
+            causes.append(f"{why}: {share} of {every} rows")
         return "; ".join(filter(None, [*causes, self.of.note]))
 
 
 def _span(values: Sequence[float]) -> str:
     low, high = f"{values[0]:.3g}", f"{values[-1]:.3g}"
-    return low if low == high else f"{low} to {high}"
+    if low == high:
+        return low
+    return f"{low} to {high}"

@@ -50,76 +50,88 @@ class PlannedFigure:
 
     def done(self, finished: Mapping[str, Outcome]) -> dict[tuple[int, int], list[Outcome]]:
         """Outcomes by seed and draw, where all cells are finished, by key."""
-        whole = {
-            k: cells
-            for k, cells in self.runs.items()
-            if all(cell.key in finished for cell in cells)
-        }
-        return {k: [finished[cell.key] for cell in cells] for k, cells in whole.items()}
+        done = {}
+        for repetition, cells in self.runs.items():
+            if all(cell.key in finished for cell in cells):
+                done[repetition] = [finished[cell.key] for cell in cells]
+        return done
 
 
 def measured(one: PlannedFigure, finished: Mapping[str, Outcome]) -> Result:
     """Measure a figure on the cells that are finished, by key."""
     whole = one.done(finished)
-    every = {k: one.measure(outcomes) for k, outcomes in whole.items()}
-    finite = {k: figure for k, figure in every.items() if math.isfinite(figure.value)}
-    value, deviation, interval, over = _summed_up(finite)
-    outcomes = [outcome for outcomes in whole.values() for outcome in outcomes]
-    firsts = [outcomes[0].summary for outcomes in whole.values()]
-    noise = {}
-    for name in ("sigma", "distance", "noise_to_clip"):
-        means = [v for v in (s.noise(name) for s in firsts) if v is not None]
-        if means:
-            noise[name] = fmean(means)
+    finite: dict[tuple[int, int], Value] = {}
+    firsts, folders, numerics, guarantee = list[Summary](), list[str](), set[str](), ""
+    for repetition, outcomes in whole.items():
+        figure = one.measure(outcomes)
+        if math.isfinite(figure.value):
+            finite[repetition] = figure
+        firsts.append(outcomes[0].summary)
+        for outcome in outcomes:
+            numerics.add(str(outcome.summary.values.get("numerics", 1)))
+            folders.append(outcome.folder_name)
+    value, deviation, (low, high), over = _summed_up(finite)
+    if firsts:
+        guarantee = str(firsts[0].values["guarantee"])
+    missing = [cell.label for cell in one.cells if cell.key not in finished]
     return Result(
         row=one.row,
         setting=one.setting,
         figure=one.figure,
         published=one.published,
-        values=tuple(v.value for v in finite.values()),
+        values=tuple(value.value for value in finite.values()),
         seeds=tuple(seed for seed, _ in finite),
         draws=tuple(draw for _, draw in finite),
         value=value,
         deviation=deviation,
-        low=interval[0] if interval else None,
-        high=interval[1] if interval else None,
+        low=low,
+        high=high,
         over=over,
-        missing=tuple(dict.fromkeys(cell.label for cell in one.cells if cell.key not in finished)),
+        missing=tuple(dict.fromkeys(missing)),
         undefined=len(whole) - len(finite),
-        noise=noise,
+        noise=_noise(firsts),
         chance=_chance(firsts),
-        guarantee=str(firsts[0].values["guarantee"]) if firsts else "",
-        cells=tuple(dict.fromkeys(o.folder.name if o.folder else o.cell.folder for o in outcomes)),
-        numerics=tuple(sorted({str(o.summary.values.get("numerics", 1)) for o in outcomes})),
+        guarantee=guarantee,
+        cells=tuple(dict.fromkeys(folders)),
+        numerics=tuple(sorted(numerics)),
     )
 
 
+def _noise(summaries: Sequence[Summary]) -> dict[str, float]:
+    """Means over the runs that had noise."""
+    means = {}
+    for name in ("sigma", "distance", "noise_to_clip"):
+        known = [summary.noise(name) for summary in summaries]
+        values = [value for value in known if value is not None]
+        if values:
+            means[name] = fmean(values)
+    return means
+
+
 def _chance(summaries: Sequence[Summary]) -> float | None:
-    known = [s.values["data"].get("largest_class") for s in summaries]
+    known = [summary.values["data"].get("largest_class") for summary in summaries]
     return max((share for share in known if share is not None), default=None)
 
 
 def _summed_up(
     repetitions: Mapping[tuple[int, int], Value],
-) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
+) -> tuple[float | None, float | None, tuple[float | None, float | None], str]:
     """Mean, deviation, interval and what they are over: seeds, else noise draws, else what one run brings."""
     if not repetitions:
-        return None, None, None, ""
+        return None, None, (None, None), ""
     seeds: dict[int, list[float]] = {}
     for (seed, _), value in repetitions.items():
         seeds.setdefault(seed, []).append(value.value)
     if len(seeds) > 1:
-        values, over = [fmean(v) for v in seeds.values()], f"{len(seeds)} seeds"
+        values, over = list(map(fmean, seeds.values())), f"{len(seeds)} seeds"
     elif len(repetitions) > 1:
-        values, over = (
-            [v.value for v in repetitions.values()],
-            f"{len(repetitions)} noise draws on one training",
-        )
+        [values] = seeds.values()
+        over = f"{len(values)} noise draws on one training"
     else:
         [only] = repetitions.values()
         if only.deviation is not None:
-            return only.value, only.deviation, None, f"the last {LAST} rounds of one run"
-        return only.value, None, only.interval, only.unit or "one run"
+            return only.value, only.deviation, (None, None), f"the last {LAST} rounds of one run"
+        return only.value, None, only.interval or (None, None), only.unit or "one run"
     return fmean(values), stdev(values), interval_of(values), over
 
 

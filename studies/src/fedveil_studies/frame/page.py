@@ -17,12 +17,11 @@ from fedveil_studies.frame.finding import (
     HOLDS,
     NO_DIFFERENCE,
     RULES,
-    UNTESTED,
     Claim,
     Row,
 )
 from fedveil_studies.frame.study import Study
-from fedveil_studies.frame.tables import FIRST
+from fedveil_studies.frame.tables import versions_of
 
 MARKS = {HOLDS: "✓", CONTRADICTED: "✗", NO_DIFFERENCE: "=", CANNOT_TELL: "?"}
 COLUMNS = 20  # more are shown only where a claim is about them
@@ -71,53 +70,50 @@ def claims_page(folder: Path, study: Study) -> str:
         "",
     ]
     if spec.statements:
-        lines += [
-            f"{'; '.join(f'**{name}** {text}' for name, text in spec.statements.items())}.",
-            "",
-        ]
+        statements = [f"**{name}** {text}" for name, text in spec.statements.items()]
+        lines += [f"{'; '.join(statements)}.", ""]
     for evidence in every:
-        versions = sorted(
-            {v for r in evidence.results.values() if r.values for v in r.numerics or FIRST}
-        )
-        if len(versions) > 1:
-            lines += [
-                f"{evidence.title}: runs of several versions of the arithmetic ({', '.join(versions)}).",
-                "",
-            ]
-    asked = [_claim_row(*one) for one in judged if one[0].of.paper is not False]
-    ours = [_claim_row(*one) for one in judged if one[0].of.paper is False]
+        numerics = versions_of(evidence.results.values())
+        if len(numerics) > 1:
+            named = ", ".join(numerics)
+            said = f"{evidence.title}: runs of several versions of the arithmetic ({named})."
+            lines += [said, ""]
+    asked, ours = [], []
+    for claim, others in judged:
+        row = _claim_row(claim, others)
+        if claim.of.paper is False:
+            ours.append(row)
+        else:
+            asked.append(row)
     for title, rows in (("What the paper claims", asked), ("Questions of ours", ours)):
-        lines += Table(HEADER, rows, title).markdown() if rows else []
+        if rows:
+            lines += Table(HEADER, rows, title).markdown()
     on_audits = [claim for claim in spec.claims if claim.expect in study.audits]
-    audits = read_audits(folder, study) if on_audits else []
-    if audits:
-        lines += _audited(on_audits, audits)
+    if on_audits:
+        lines += _audited(on_audits, read_audits(folder, study))
     lines += _row_by_row(study, judged)
     lines += _noise(every)
-    more = [
-        *_missing(judged, every),
-        *_undecided(judged, every),
-        *(f"* {one}" for one in spec.open),
-    ]
+    more = _missing(judged, every) + _undecided(judged, every)
+    more += [f"* {one}" for one in spec.open]
     lines += ["## Runs that would tell more", "", *(more or ["* none"])]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _claim_row(claim: Claim, others: Sequence[Claim]) -> list[str]:
-    seeds = max(
-        (row.difference.count for row in claim.tested if row.difference is not None), default=0
-    )
-    with_runs = any(row.why != UNTESTED for row in claim.rows)
-    evidence = [
-        claim.title if with_runs else "none",
-        *([f"{seeds} seeds"] if seeds else []),
-        claim.counts,
-    ]
-    elsewhere = [
-        f"{f.title}: {f.verdict}{'' if f.interval is None else f' {f.text}'}"
-        for f in others
-        if f.tested
-    ]
+    evidence = ["none"]
+    if claim.with_runs:
+        evidence = [claim.title]
+    counts = [row.difference.count for row in claim.tested if row.difference is not None]
+    if counts:
+        evidence.append(f"{max(counts)} seeds")
+    evidence.append(claim.counts)
+    elsewhere = []
+    for other in others:
+        said = f"{other.title}: {other.verdict}"
+        if other.interval is not None:
+            said += f" {other.text}"
+        if other.tested:
+            elsewhere.append(said)
     return [
         " ".join(claim.of.answers),
         f"{claim.of.name} ({claim.of.says})",
@@ -136,15 +132,21 @@ def _printed(claim: Claim) -> str:
     if not printed:
         return NOTHING
     mean = fmean(printed)
-    return f"{mean:+.3f}" if abs(mean) < 1 else f"{mean:+.3g}"
+    if abs(mean) < 1:
+        return f"{mean:+.3f}"
+    return f"{mean:+.3g}"
 
 
 def _audited(claims: Sequence[ClaimOf], audits: Sequence[Audited]) -> list[str]:
+    if not audits:
+        return []
     rows = []
     for claim in claims:
-        judged = [judge(claim, audit) for audit in audits]
-        said = [f"**{f.verdict}**: {'; '.join(map(_in_short, f.rows))}" for f in judged]
-        rows.append([" ".join(claim.answers), f"{claim.name} ({claim.says})", *said])
+        row = [" ".join(claim.answers), f"{claim.name} ({claim.says})"]
+        for audit in audits:
+            found = judge(claim, audit)
+            row.append(f"**{found.verdict}**: {'; '.join(map(_in_short, found.rows))}")
+        rows.append(row)
     note = (
         "Data, first model, training and noise are new in each run; the bootstrap is over runs, thresholds come from "
         "other runs, and several attacks share the 5% between them."
@@ -169,31 +171,31 @@ def _row_by_row(study: Study, judged: Sequence[Judged]) -> list[str]:
     Of many rows only those have a column that a claim is about.
     Groups that a claim is not judged on stand there where they take no more than two lines.
     """
-    about = {
-        row.column
-        for first, others in judged
-        for f in (first, *others)
-        if f.tested
-        for row in f.rows
-    }
-    every_label = study.labels
-    columns = [label for label in every_label if label in about or len(every_label) <= COLUMNS]
+    columns = list(study.labels)
+    if len(columns) > COLUMNS:
+        about = set[str]()
+        for first, others in judged:
+            for found in (first, *others):
+                if found.tested:
+                    about.update(row.column for row in found.rows)
+        columns = [label for label in columns if label in about]
     lines: list[list[str]] = []
     for first, others in judged:
-        for finding in [f for f in (first, *others) if f.tested]:
-            every = [row for row in finding.rows if row.column in columns]
-            crowded = len({row.column for row in every}) < len(every)
-            labels = dict.fromkeys(row.label if crowded else "" for row in every)
-            if finding is not first and len(labels) > 2:
+        for found in (first, *others):
+            if not found.tested:
                 continue
-            for label in labels:
-                said = {
-                    row.column: f"{MARKS[row.verdict]} {row.why or row.text}"
-                    for row in every
-                    if label in ("", row.label)
-                }
+            by_label: dict[str, dict[str, str]] = {}
+            every = [row for row in found.rows if row.column in columns]
+            crowded = len({row.column for row in every}) < len(every)
+            for row in every:
+                said = by_label.setdefault(row.label if crowded else "", {})
+                said[row.column] = f"{MARKS[row.verdict]} {row.why or row.text}"
+            if found is not first and len(by_label) > 2:
+                continue
+            for label, said in by_label.items():
                 name = ", ".join(filter(None, [first.of.name, label]))
-                lines.append([name, finding.title, *(said.get(column, "") for column in columns)])
+                shown = [said.get(column, "") for column in columns]
+                lines.append([name, found.title, *shown])
     if not lines:
         return []
     legend = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
@@ -208,71 +210,78 @@ def _noise(every: Sequence[Evidence]) -> list[str]:
         by_table: dict[str, dict[str, tuple[float, float]]] = {}
         for (table, row, setting, figure), result in evidence.results.items():
             distance, sigma = result.noise.get("distance"), result.noise.get("sigma")
-            rivals = [
-                r
-                for (t, w, s, f), r in evidence.results.items()
-                if (t, w, f) == (table, row, figure) and s != setting
-            ]
-            plain = [
-                r.noise["sigma"] for r in rivals if "sigma" in r.noise and "distance" not in r.noise
-            ]
-            if distance and sigma and len(plain) == 1 and abs(sigma / plain[0] - 1) > MATCHED:
+            if not distance or not sigma:
+                continue
+            plain = []
+            for (its_row, its_setting), other in evidence.of_figure(table, figure).items():
+                rival = its_row == row and its_setting != setting
+                if rival and "sigma" in other.noise and "distance" not in other.noise:
+                    plain.append(other.noise["sigma"])
+            if len(plain) == 1 and abs(sigma / plain[0] - 1) > MATCHED:
                 by_table.setdefault(table, {})[row] = (distance, sigma / plain[0])
         seen: set[tuple[str, tuple[float, float]]] = set()
         for table, by_row in sorted(by_table.items(), key=lambda one: (-len(one[1]), one[0])):
             if not seen >= set(by_row.items()):
                 seen |= set(by_row.items())
-                cells = [
-                    f"{min(v):.2f} to {max(v):.2f}" for v in zip(*by_row.values(), strict=True)
-                ]
-                rows.append([evidence.title, table, *cells])
+                columns = zip(*by_row.values(), strict=True)
+                spans = [f"{min(column):.2f} to {max(column):.2f}" for column in columns]
+                rows.append([evidence.title, table, *spans])
+    if not rows:
+        return []
     header = ("runs", "table", "d, over the rows", "sigma beside global DP's")
-    return Table(header, rows, "How much noise").markdown() if rows else []
+    return Table(header, rows, "How much noise").markdown()
 
 
 def _missing(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
     """The commands that make what claims lack, on the group on which most of them are judged."""
     most = Counter(claim.title for claim, _ in judged if claim.tested).most_common(1)
-    group = next((e for e in every if most and e.title == most[0][0]), every[0])
+    group = every[0]
+    if most:
+        [(title, _)] = most
+        group = next((evidence for evidence in every if evidence.title == title), group)
     wanted: dict[int, dict[str, None]] = {}
     for claim, _ in judged:
         if any(row.lacking for row in claim.rows):
             seeds = group.study.described.seeds_of(claim.of)
-            wanted.setdefault(seeds, {}).update(
-                dict.fromkeys(table for table, _ in claim.of.figures)
-            )
-    return [
-        f"* `{group.command(tables, seeds)}`: no runs, or too few"
-        for seeds, tables in wanted.items()
-        if tables
-    ]
+            wanted.setdefault(seeds, {}).update(dict.fromkeys(_tables(claim)))
+    lines = []
+    for seeds, tables in wanted.items():
+        if tables:
+            lines.append(f"* `{group.command(tables, seeds)}`: no runs, or too few")
+    return lines
+
+
+def _tables(claim: Claim) -> tuple[str, ...]:
+    """Those that it is about, once each."""
+    return tuple(dict.fromkeys(table for table, _ in claim.of.figures))
 
 
 def _undecided(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
     """The commands that repeat what was run and cannot be told, and how many seeds that may take."""
     needed: dict[tuple[str, tuple[str, ...]], int] = {}
     for claim, _ in judged:
-        open_rows = [row for row in claim.tested if row.verdict == CANNOT_TELL]
-        seeds = [
-            _seeds(claim.of, row)
-            for row in open_rows
-            if row.difference is not None and row.difference.count > 1
-        ]
-        if claim.verdict == CANNOT_TELL and seeds:
-            place = claim.title, tuple(dict.fromkeys(table for table, _ in claim.of.figures))
-            needed[place] = max(needed.get(place, 0), *seeds)
+        if claim.verdict != CANNOT_TELL:
+            continue
+        place = claim.title, _tables(claim)
+        for row in claim.tested:
+            several = row.difference is not None and row.difference.count > 1
+            if row.verdict == CANNOT_TELL and several:
+                needed[place] = max(needed.get(place, 0), _seeds(claim.of, row))
     groups = {one.title: one for one in every}
-    return [
-        f"* tables {', '.join(tables)}: undecided, at this spread more than {MANY} seeds would decide"
-        if seeds > MANY
-        else f"* `{groups[title].command(tables, seeds)}`: undecided, at this spread about {seeds} seeds decide"
-        for (title, tables), seeds in needed.items()
-    ]
+    lines = []
+    for (title, tables), seeds in needed.items():
+        said = f"`{groups[title].command(tables, seeds)}`: undecided, at this spread about {seeds} seeds decide"
+        if seeds > MANY:
+            said = f"tables {', '.join(tables)}: undecided, at this spread more than {MANY} seeds would decide"
+        lines.append(f"* {said}")
+    return lines
 
 
 def _seeds(claim: ClaimOf, row: Row) -> int:
     """About how many decide a row: its interval then leaves out zero, or lies within the margin."""
     assert row.difference is not None
     far, half = abs(row.difference.mean), (row.difference.high - row.difference.low) / 2
-    nearest = abs(claim.margin - far) if claim.expect == "alike" else max(far, claim.margin - far)
+    nearest = max(far, claim.margin - far)
+    if claim.expect == "alike":
+        nearest = abs(claim.margin - far)
     return math.ceil(row.difference.count * min(half / max(nearest, 1e-9), MANY) ** 2)

@@ -1,10 +1,15 @@
 """Panels of lines, each with its range over the seeds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fedveil.tables import grouped_by
 from fedveil_lab.report import canvas
 
 if TYPE_CHECKING:
@@ -45,6 +50,11 @@ class Line:
     curves: Sequence[Curve]
     printed: float | None = None
 
+    @property
+    def finished(self) -> bool:
+        """Whether there is anything to draw."""
+        return len(self.curves) > 0 and all(curve.x for curve in self.curves)
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -58,6 +68,16 @@ class Plot:
     printed: str = ""
     heat: bool = False
 
+    @property
+    def panels(self) -> dict[str, list[Line]]:
+        """Lines by panel, in order."""
+        return grouped_by(self.lines, attrgetter("panel"))
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the lines, in order."""
+        return list(grouped_by(self.lines, attrgetter("label")))
+
 
 def draw_plot(plot: Plot) -> "Figure | None":
     """Draw what is finished; lines without a curve are named in their panel.
@@ -67,49 +87,35 @@ def draw_plot(plot: Plot) -> "Figure | None":
     Figure or None
         None where no line has one: there is nothing to draw.
     """
-    curves = [line.curves if all(c.x for c in line.curves) else [] for line in plot.lines]
-    if not any(curves):
+    finished = [line for line in plot.lines if line.finished]
+    if not finished:
         return None
     if plot.heat:
         return draw_heat(plot)
-    panels = list(dict.fromkeys(line.panel for line in plot.lines))
-    labels = list(dict.fromkeys(line.label for line in plot.lines))
-    columns, grid = _grid(panels, COLUMNS)
-    width = PANEL * columns
-    shown = {line.label for line, finished in zip(plot.lines, curves, strict=True) if finished}
-    below = 1.7 * SMALL / 72 * len(shown) if plot.diagonal else 0.0
-    figure, mosaic = canvas.new_figure(width, (3.9 + below) * len(grid) + 0.9, grid)
+    panels, labels = plot.panels, plot.labels
+    columns, grid = _grid(list(panels), COLUMNS)
+    width, height = PANEL * columns, 3.9
+    if plot.diagonal:
+        height += 1.7 * SMALL / 72 * len({line.label for line in finished})
+    figure, mosaic = canvas.new_figure(width, height * len(grid) + 0.9, grid)
     for panel, axes in mosaic.items():
-        own = [
-            (line, finished)
-            for line, finished in zip(plot.lines, curves, strict=True)
-            if line.panel == panel
-        ]
-        _panel(axes, plot, own, labels)
+        _panel(axes, plot, panels[panel], labels)
     for row in grid:
         mosaic[row[0]].set_ylabel(plot.y)
-    ticks = any(
-        finished and line.printed is not None
-        for line, finished in zip(plot.lines, curves, strict=True)
-    )
+    ticks = any(line.printed is not None for line in finished)
     if not plot.diagonal:
         _share(list(mosaic.values()), same=len(plot.y) > 0)
         _legends(figure, list(mosaic.values()), labels, ticks)
-    notes = (
-        plot.title,
-        canvas.over_seeds([len(finished) for finished in curves if finished], plot.x),
-        plot.printed if ticks else "",
-    )
+    notes = [plot.title, canvas.over_seeds([len(line.curves) for line in finished], plot.x)]
+    if ticks:
+        notes.append(plot.printed)
     figure.suptitle(canvas.wrapped("\n".join(filter(None, notes)), width, 10), fontsize=10)
     return figure
 
 
 def draw_heat(plot: Plot) -> "Figure":
     """Squares with the mean over the seeds; every panel has the same colours, and an empty square is not finished."""
-    panels, labels = (
-        list(dict.fromkeys(getattr(line, name) for line in plot.lines))
-        for name in ("panel", "label")
-    )
+    panels, labels = list(plot.panels), plot.labels
     values: dict[tuple[str, str, float], list[float]] = {}
     for line in plot.lines:
         for curve in line.curves:
@@ -117,29 +123,36 @@ def draw_heat(plot: Plot) -> "Figure":
                 values.setdefault((line.panel, line.label, x), []).append(y)
     places = sorted({x for _, _, x in values})
     means = {place: fmean(each) for place, each in values.items()}
-    columns, grid = _grid(panels, 2 if len(panels) == 4 else COLUMNS)
+    most = COLUMNS
+    if len(panels) == 4:
+        most = 2
+    columns, grid = _grid(panels, most)
     width = (1.0 + 0.62 * max(len(places), 4)) * columns
     figure, mosaic = canvas.new_figure(width, (0.9 + 0.42 * len(labels)) * len(grid) + 0.6, grid)
     low, high = min(means.values()), max(means.values())
     for panel, axes in mosaic.items():
-        shown = [[means.get((panel, label, x), float("nan")) for x in places] for label in labels]
-        axes.imshow(shown, cmap="viridis", vmin=low, vmax=high, aspect="auto")
+        squares = np.full((len(labels), len(places)), math.nan)
+        for i, label in enumerate(labels):
+            for j, x in enumerate(places):
+                value = means.get((panel, label, x), math.nan)
+                if math.isnan(value):
+                    continue
+                squares[i, j] = value
+                colour = "k"
+                if value < (low + high) / 2:
+                    colour = "w"
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
+        axes.imshow(squares, cmap="viridis", vmin=low, vmax=high, aspect="auto")
         axes.grid(visible=False)
-        for i, squares in enumerate(shown):
-            for j, value in enumerate(squares):
-                text = f"{value:.2f}" if value == value else ""
-                colour = "w" if value < (low + high) / 2 else "k"
-                axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
         axes.set_xticks(range(len(places)), [f"{x:g}" for x in places])
         axes.set_yticks(range(len(labels)), labels, fontsize=8)
         axes.set_xlabel(plot.x, fontsize=9)
         axes.set_title(canvas.wrapped(panel, width / columns, 9), fontsize=9)
     for row in grid:
         mosaic[row[0]].set_ylabel(plot.y)
-    figure.suptitle(
-        canvas.wrapped(f"{plot.title}\nmean of {max(map(len, values.values()))} seeds", width, 10),
-        fontsize=10,
-    )
+    seeds = max(map(len, values.values()))
+    title = canvas.wrapped(f"{plot.title}\nmean of {seeds} seeds", width, 10)
+    figure.suptitle(title, fontsize=10)
     return figure
 
 
@@ -150,38 +163,40 @@ def _grid(panels: Sequence[str], most: int) -> tuple[int, list[list[str]]]:
     return columns, [padded[i : i + columns] for i in range(0, len(padded), columns)]
 
 
-def _panel(
-    axes: "Axes", plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]]], labels: Sequence[str]
-) -> None:
+def _panel(axes: "Axes", plot: Plot, lines: Sequence[Line], labels: Sequence[str]) -> None:
     """Draw the lines of a panel, and say which are not finished."""
     if plot.diagonal:
         axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=":")
-    for line, curves in lines:
-        _draw(axes, line, curves, labels.index(line.label))
+    absent = []
+    for line in lines:
+        if line.finished:
+            _draw(axes, line, labels.index(line.label))
+        else:
+            absent.append(line.label)
     axes.set_xlabel(plot.x)
     if plot.x == "round":
         axes.xaxis.set_major_locator(canvas.whole_numbers())
-    absent = [line.label for line, curves in lines if not curves]
     if len(absent) == len(lines):
         canvas.say(axes, "nothing finished")
     elif plot.diagonal:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, fontsize=SMALL)
-    title = canvas.wrapped(lines[0][0].panel, 0.9 * PANEL, 10) + _unfinished(absent, len(lines))
-    axes.set_title(title, fontsize=9 if absent else 10)
+    title, size = canvas.wrapped(lines[0].panel, 0.9 * PANEL, 10), 10
+    if absent:
+        title, size = f"{title}\n{_unfinished(absent, len(lines))}", 9
+    axes.set_title(title, fontsize=size)
 
 
 def _unfinished(absent: Sequence[str], lines: int) -> str:
     """Names of the lines that are not finished; of many, their number."""
     named = canvas.wrapped(f"not finished: {', '.join(absent)}", 0.9 * PANEL, 9)
     if named.count("\n") >= MOST:
-        named = f"not finished: {len(absent)} of {lines} lines"
-    return f"\n{named}" if absent else ""
+        return f"not finished: {len(absent)} of {lines} lines"
+    return named
 
 
-def _draw(axes: "Axes", line: Line, curves: Sequence[Curve], number: int) -> None:
-    """Draw a line and its printed level; without curves, neither: nothing would name the level."""
-    if not curves:
-        return
+def _draw(axes: "Axes", line: Line, number: int) -> None:
+    """Draw a finished line and its printed level."""
+    curves = line.curves
     style: dict[str, Any] = {
         "color": canvas.COLOURS[number % 8],
         "linestyle": canvas.DASHES[number % 8],
@@ -194,19 +209,21 @@ def _draw(axes: "Axes", line: Line, curves: Sequence[Curve], number: int) -> Non
             clip_on=False,
             **style,
         )
-    x = max((c.x for c in curves), key=len)  # a run that ended earlier keeps its last value
-    columns = [[c.y[min(i, len(c.y) - 1)] for c in curves] for i in range(len(x))]
+    x = max((curve.x for curve in curves), key=len)
+    columns = []
+    for i in range(len(x)):  # a run that ended earlier keeps its last value
+        columns.append([curve.y[min(i, len(curve.y) - 1)] for curve in curves])
     axes.plot(
         x,
-        [fmean(c) for c in columns],
+        list(map(fmean, columns)),
         linewidth=1.5,
         marker=canvas.dot(x),
-        label=_label(line, curves),
+        label=_label(line),
         **style,
     )
     if len(curves) > 1:
-        low, high = [min(c) for c in columns], [max(c) for c in columns]
-        axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        low, high = map(min, columns), map(max, columns)
+        axes.fill_between(x, list(low), list(high), color=style["color"], alpha=0.12, linewidth=0)
 
 
 def _legends(
@@ -230,21 +247,22 @@ def _legends(
         )
 
 
-def _label(line: Line, curves: Sequence[Curve]) -> str:
+def _label(line: Line) -> str:
     """Its name; of a ROC curve also the area under it, over several seeds their mean and range."""
-    areas = [c.area for c in curves if c.area is not None]
+    areas = [curve.area for curve in line.curves if curve.area is not None]
     if not areas:
         return line.label
-    among = (
-        f"; {min(areas):.3f} to {max(areas):.3f} over {len(areas)} seeds" if len(areas) > 1 else ""
-    )
-    return f"{line.label} (AUC {fmean(areas):.3f}{among})"
+    area = f"AUC {fmean(areas):.3f}"
+    if len(areas) > 1:
+        area += f"; {min(areas):.3f} to {max(areas):.3f} over {len(areas)} seeds"
+    return f"{line.label} ({area})"
 
 
 def _share(axes: "Sequence[Axes]", same: bool) -> None:
     """The same vertical axis where panels show the same quantity, and from 0 where they do not."""
-    if same:
-        limits = [a.get_ylim() for a in axes]
-        low, high = min(l[0] for l in limits), max(l[1] for l in limits)
-    for a in axes:
-        a.set_ylim(*((low, high) if same else (0, a.get_ylim()[1] * 1.05)))
+    lows, highs = zip(*(one.get_ylim() for one in axes), strict=True)
+    for one, high in zip(axes, highs, strict=True):
+        if same:
+            one.set_ylim(min(lows), max(highs))
+        else:
+            one.set_ylim(0, high * 1.05)

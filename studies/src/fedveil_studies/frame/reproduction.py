@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
+from fedveil.engines import Probe
 from fedveil.errors import FieldError, nearest, require_choice
 from fedveil_lab.config import Config, parse
 from fedveil_lab.config.course import Setting
@@ -62,13 +64,9 @@ class Reproduction:
         self.rows = tuple(name for name in spec.rows if name in chosen)
         own = range(choices.seed, choices.seed + choices.seeds)
         self.seeds = tuple(sorted({*own, *choices.more_seeds}))
-        self.tables, self.figures = (
-            {name: content.title for name, content in every.items() if self._fits(content)}
-            for every in (spec.tables, spec.figures)
-        )
-        self.figures |= {
-            name: (drawn.__doc__ or name).split("\n")[0] for name, drawn in study.pictures.items()
-        }
+        self.tables, self.figures = self._titles(spec.tables), self._titles(spec.figures)
+        for name, drawn in study.pictures.items():
+            self.figures[name] = (drawn.__doc__ or name).split("\n")[0]
         self._cells: dict[Hashable, Cell] = {}
 
     @property
@@ -127,11 +125,16 @@ class Reproduction:
         if key not in self._cells:
             config = self._configuration(scenario, row, setting, seed, draw, change, keys)
             shown = [config.name.removesuffix(f"-{setting}"), setting, f"seed {seed}"]
-            shown += [f"draw {draw}"] if draw else []
-            shown += [f"{name.rpartition('.')[2]} {value}" for name, value in keys.items()]
-            probes = (self.study.probes[probe](self.full(scenario, seed)),) if probe else ()
-            matched = self.study.described.settings[setting].sigma_of
-            source = self.cell(scenario, row, matched, seed) if matched else None
+            if draw:
+                shown.append(f"draw {draw}")
+            for name, value in keys.items():
+                shown.append(f"{name.rpartition('.')[2]} {value}")
+            probes: tuple[Probe, ...] = ()
+            if probe:
+                probes = (self.study.probes[probe](self.full(scenario, seed)),)
+            source, matched = None, self.study.described.settings[setting].sigma_of
+            if matched:
+                source = self.cell(scenario, row, matched, seed)
             self._cells[key] = Cell(" ".join(shown), config, probes, source)
         return self._cells[key]
 
@@ -169,8 +172,9 @@ class Reproduction:
             given["rounds"] = values["rounds"]
         for reading in readings:
             given |= reading.settings.get(setting, {})
-        matched = spec.settings[setting].sigma_of
-        forced = {"derived_from": spec.settings[matched].label} if matched else {}
+        forced, matched = {}, spec.settings[setting].sigma_of
+        if matched:
+            forced["derived_from"] = spec.settings[matched].label
         return configure(parse(values), setting, Setting.model_validate(given), **forced)
 
     def _values(self, scenario: str, row: str, seed: int) -> dict[str, Any]:
@@ -219,20 +223,14 @@ class Reproduction:
         """A figure of what is finished, by key of the cell."""
         content, lines = self.study.described.figures[figure], []
         for one in self.lines(figure):
-            printed = None if one.published is None else one.published.value
-            lines.append(
-                Line(
-                    one.panel,
-                    one.row,
-                    [one.measure(done) for done in one.done(finished).values()],
-                    printed,
-                )
-            )
-        said = (
-            f"ticks at the right: what the paper's table {content.level[0]} has"
-            if content.level
-            else ""
-        )
+            printed = None
+            if one.published is not None:
+                printed = one.published.value
+            curves = list(map(one.measure, one.done(finished).values()))
+            lines.append(Line(one.panel, one.row, curves, printed))
+        said = ""
+        if content.level:
+            said = f"ticks at the right: what the paper's table {content.level[0]} has"
         return Plot(
             f"{figure}: {content.title}",
             content.x,
@@ -245,21 +243,24 @@ class Reproduction:
 
     def cells(self, selection: "Selection") -> list[Cell]:
         """Every cell that a selection needs, once, in order."""
-        planned = [one for table in selection.tables for one in self.measurements(table)]
-        planned += [one for figure in selection.figures for one in self.lines(figure)]
+        planned = list[PlannedFigure]()
+        for table in selection.tables:
+            planned += self.measurements(table)
+        for figure in selection.figures:
+            planned += self.lines(figure)
         return distinct([cell for one in planned for cell in one.cells])
 
     def notes(self, names: Sequence[str]) -> list[str]:
         """What has to be said beside these tables and figures."""
         spec, chosen = self.study.described, self.choices
-        notes = [
-            f"scale {chosen.scale}: {self.scale.what}",
-            *([self.scale.also] if self.scale.also else []),
-        ]
+        notes = [f"scale {chosen.scale}: {self.scale.what}"]
+        if self.scale.also:
+            notes.append(self.scale.also)
         notes += [f"reading {name}: {spec.readings[name].what}" for name in chosen.readings]
-        return notes + [
-            note.text for note in spec.notes if not note.beside or {*note.beside} & {*names}
-        ]
+        for note in spec.notes:
+            if not note.beside or {*note.beside} & {*names}:
+                notes.append(note.text)
+        return notes
 
     def _planned(
         self, kind: str, place: Mapping[str, Any], row: str, published: Published | None
@@ -274,9 +275,7 @@ class Reproduction:
         spec = self.study.described
         for part in content.parts:
             rows = [row for row in part.rows or self.rows if row in self.rows]
-            settings = part.settings or [
-                name for name, setting in spec.settings.items() if not setting.extra
-            ]
+            settings = part.settings or spec.compared
             axes = {
                 "scenario": part.scenarios,
                 "setting": settings,
@@ -297,21 +296,22 @@ class Reproduction:
         """One repetition a seed, or where the noise is drawn several times and there is some, one a seed and draw."""
         part, named = place["part"], (place["scenario"], place["row"], place["setting"])
         noisy = self.study.described.settings[place["setting"]].privacy.get("method") != "vanilla"
-        draws = range(self.choices.draws if part.draws and noisy else 1)
+        draws = 1
+        if part.draws and noisy:
+            draws = self.choices.draws
+        runs: dict[tuple[int, int], tuple[Cell, ...]] = {}
+        for seed, draw in product(self.seeds, range(draws)):
+            cell = partial(self.cell, *named, seed, draw=draw, keys=part.set, probe=part.probe)
+            runs[seed, draw] = tuple(cell(change=change) for change in part.cells)
+        return runs
 
-        def cell(seed: int, draw: int, change: str) -> Cell:
-            return self.cell(
-                *named, seed, draw=draw, change=change, keys=part.set, probe=part.probe
-            )
-
-        return {
-            (seed, d): tuple(cell(seed, d, c) for c in part.cells)
-            for seed in self.seeds
-            for d in draws
-        }
-
-    def _fits(self, content: TableOf) -> bool:
-        return not content.rows or any(row in self.rows for row in content.rows)
+    def _titles(self, contents: Mapping[str, TableOf]) -> dict[str, str]:
+        """Of those that the chosen rows stand in."""
+        titles = {}
+        for name, content in contents.items():
+            if not content.rows or not set(content.rows).isdisjoint(self.rows):
+                titles[name] = content.title
+        return titles
 
 
 def _filled(template: str, place: Mapping[str, Any]) -> str:
@@ -346,11 +346,12 @@ class Selection:
             by_name = {_plain(name): name for name in (*every, *own)}
             chosen = dict.fromkeys(by_name.get(_plain(name), name) for name in names)
             for name in chosen:
-                if name not in own:
-                    about = ", ".join(every[name].rows) if name in every else ""
-                    raise FieldError(
-                        option, name, f"is about {about} alone" if about else nearest(name, own)
-                    )
+                if name in own:
+                    continue
+                remedy = nearest(name, own)
+                if name in every and every[name].rows:
+                    remedy = f"is about {', '.join(every[name].rows)} alone"
+                raise FieldError(option, name, remedy)
             selected.append(tuple(chosen))
         return cls(*selected)
 

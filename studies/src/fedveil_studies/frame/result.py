@@ -132,16 +132,16 @@ class Result:
     def between_draws(self) -> float | None:
         """Standard deviation over noise draws on one training, mean over seeds; None where each has one draw."""
         deviations = [stdev(values.values()) for values in self.by_seed.values() if len(values) > 1]
-        return fmean(deviations) if deviations else None
+        if not deviations:
+            return None
+        return fmean(deviations)
 
     @property
     def difference(self) -> float | None:
         """Ours less the published figure."""
-        return (
-            None
-            if self.value is None or self.published is None
-            else self.value - self.published.value
-        )
+        if self.value is None or self.published is None:
+            return None
+        return self.value - self.published.value
 
 
 def interval_of(values: Sequence[float], tests: int = 1) -> tuple[float, float]:
@@ -155,19 +155,20 @@ def to_json(results: Iterable[Result]) -> list[dict[str, Any]]:
     """Plain values for a file; what does not exist is left out."""
     rows = []
     for r in results:
-        printed = (
-            {}
-            if r.published is None
-            else {k: v for k, v in vars(r.published).items() if v is not None}
-        )
-        plain = {
-            k: v
-            for k, v in vars(r).items()
-            if k != "published" and v not in (None, "", (), {}) and (k, v) != ("undefined", 0)
-        }
-        extra: dict[str, Any] = {"published": printed} if printed else {}
-        extra |= {} if r.difference is None else {"difference": r.difference}
-        rows.append({k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()} | extra)
+        row: dict[str, Any] = {}
+        for name, value in vars(r).items():
+            nothing_undefined = name == "undefined" and value == 0
+            if name == "published" or value in (None, "", (), {}) or nothing_undefined:
+                continue
+            row[name] = value
+            if isinstance(value, tuple):
+                row[name] = list(value)
+        if r.published is not None:
+            printed = vars(r.published).items()
+            row["published"] = {name: value for name, value in printed if value is not None}
+        if r.difference is not None:
+            row["difference"] = r.difference
+        rows.append(row)
     return rows
 
 
@@ -181,11 +182,15 @@ def from_json(rows: Iterable[Mapping[str, Any]]) -> list[Result]:
     """
     results = []
     for row in rows:
-        known: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "difference"
-        }
+        known: dict[str, Any] = dict(row)
+        known.pop("difference", None)
+        for name, value in row.items():
+            if isinstance(value, list):
+                known[name] = tuple(value)
         printed = known.pop("published", None)
-        one = Result(**known, published=Published(**printed) if printed else None)
+        if printed:
+            known["published"] = Published(**printed)
+        one = Result(**known)
         if not len(one.values) == len(one.seeds) == len(one.draws):
             raise ValueError(f"{one.row}, {one.setting}: not as many values as seeds")
         results.append(one)

@@ -48,13 +48,17 @@ def change(outcomes: Sequence[Outcome], figure: str) -> Value:
     """Mean absolute change from one round to the next, the first quarter of the run left out."""
     values = [float(row["metrics"][figure]) for row in outcomes[0].rows]
     settled = values[len(values) // CLIMB :]
-    return Value(fmean(abs(b - a) for a, b in pairwise(settled)) if len(settled) > 1 else math.nan)
+    if len(settled) < 2:
+        return Value(math.nan)
+    return Value(fmean(abs(b - a) for a, b in pairwise(settled)))
 
 
 def noised(outcomes: Sequence[Outcome], figure: str) -> Value:
     """Sigma, distance or noise_to_clip, mean over the rounds; undefined where there is none."""
     mean = outcomes[0].summary.noise(figure)
-    return Value(math.nan if mean is None else mean)
+    if mean is None:
+        return Value(math.nan)
+    return Value(mean)
 
 
 def poisoning(outcomes: Sequence[Outcome], figure: str) -> Value:

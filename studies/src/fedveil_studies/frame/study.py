@@ -106,12 +106,12 @@ class Study:
                 f"needs a package or folder with study.toml and published.csv: {error}",
             ) from error
         described = Described.read(text, name)
-        beside = {
-            k: s.model_copy(update={"preset": str(where / s.preset)})
-            for k, s in described.scenarios.items()
-            if (where / s.preset).is_file()
-        }
-        described = described.model_copy(update={"scenarios": {**described.scenarios, **beside}})
+        scenarios = dict(described.scenarios)
+        for scenario, about in described.scenarios.items():
+            preset = where / about.preset
+            if preset.is_file():
+                scenarios[scenario] = about.model_copy(update={"preset": str(preset)})
+        described = described.model_copy(update={"scenarios": scenarios})
         return cls(name, described, read_published(where / "published.csv"))
 
     def label(self, row: str) -> str:
@@ -132,9 +132,7 @@ class Study:
         """Row labels, settings and figures of all lines that a table can have."""
         spec, places = self.described, set[tuple[str, str, str]]()
         for part in spec.tables[table].parts:
-            settings = part.settings or [
-                name for name, setting in spec.settings.items() if not setting.extra
-            ]
+            settings = part.settings or spec.compared
             for row, of, scenario, setting in product(
                 part.rows or spec.rows, part.of, part.scenarios, settings
             ):

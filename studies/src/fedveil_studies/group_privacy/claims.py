@@ -19,14 +19,14 @@ def _against_no_noise(claim: ClaimOf, evidence: Evidence, decide: Decide) -> Ite
         for row in _rows(claim, evidence, table, figure):
             head, comma, _ = row.rpartition(", ")
             quiet = f"{head}, no noise" if comma else "no noise"
-            first, second = (
-                evidence.at(table, label, claim.first, figure) for label in (row, quiet)
-            )
-            if row != quiet:
-                yield replace(
-                    compared(row if comma else "", first, second, decide),
-                    column="" if comma else row,
-                )
+            if row == quiet:
+                continue
+            first = evidence.at(table, row, claim.first, figure)
+            second = evidence.at(table, quiet, claim.first, figure)
+            if comma:
+                yield replace(compared(row, first, second, decide), column="")
+            else:
+                yield replace(compared("", first, second, decide), column=row)
 
 
 @study.judge("as without noise")
@@ -47,41 +47,41 @@ def grows(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     [(table, figure)] = claim.figures
     rows = _rows(claim, evidence, table, figure)
     if rows:
-        first, second = (
-            evidence.at(table, row, claim.first, figure) for row in (rows[-1], rows[0])
-        )
+        first = evidence.at(table, rows[-1], claim.first, figure)
+        second = evidence.at(table, rows[0], claim.first, figure)
         yield compared(f"{rows[-1]} less {rows[0]}", first, second, partial(verdict_of, sign=1))
 
 
 @study.judge("both within")
 def both_within(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """Share of runs in which all figures are below the level, against one half; each bound is exact at 95%."""
-    asked = {(table, claim.first, figure) for table, figure in claim.figures}
-    runs = [
-        means(one)
-        for (t, _, setting, f), one in evidence.results.items()
-        if (t, setting, f) in asked
-    ]
-    seeds = set.intersection(*map(set, runs)) if len(runs) == len(asked) else set()
+    runs = []
+    for table, figure in claim.figures:
+        for (_, setting), result in evidence.of_figure(table, figure).items():
+            if setting == claim.first:
+                runs.append(means(result))
+    seeds = set[int]()
+    if len(runs) == len(claim.figures):
+        seeds = set.intersection(*map(set, runs))
     if not seeds:
         yield untested("share")
         return
     right = sum(all(values[seed] < (claim.level or 0.0) for values in runs) for seed in seeds)
     bounds = scipy.stats.binomtest(right, len(seeds)).proportion_ci(0.9)
-    share, margins = right / len(seeds), (bounds.low, bounds.high)
-    verdict = HOLDS if margins[0] > 0.5 else CONTRADICTED if margins[1] < 0.5 else CANNOT_TELL
-    yield Row(
-        "share",
-        verdict,
-        f"{right} of {len(seeds)} runs, {share:.2f} ({margins[0]:.2f} to {margins[1]:.2f})",
-    )
+    share, low, high = right / len(seeds), bounds.low, bounds.high
+    verdict = CANNOT_TELL
+    if low > 0.5:
+        verdict = HOLDS
+    elif high < 0.5:
+        verdict = CONTRADICTED
+    text = f"{right} of {len(seeds)} runs, {share:.2f} ({low:.2f} to {high:.2f})"
+    yield Row("share", verdict, text)
 
 
 def _rows(claim: ClaimOf, evidence: Evidence, table: str, figure: str) -> list[str]:
     """Labels of a table's rows that the claim is about, in the table's order."""
-    every = [
-        row
-        for t, row, setting, f in evidence.results
-        if (t, setting, f) == (table, claim.first, figure)
-    ]
-    return [row for row in dict.fromkeys(every) if not claim.rows or row in claim.rows]
+    rows = []
+    for row, setting in evidence.of_figure(table, figure):
+        if setting == claim.first and (not claim.rows or row in claim.rows):
+            rows.append(row)
+    return rows

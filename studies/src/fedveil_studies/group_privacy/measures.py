@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import eq
 from statistics import fmean
 from typing import Any
 
@@ -38,13 +39,20 @@ CUT, CHOICES = (
 def _participations(outcome: Outcome) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Of every client, ascending."""
     counts = outcome.summary.values["participations"]
-    return np.repeat([int(k) for k in counts], [int(v) for v in counts.values()])
+    return np.repeat(list(map(int, counts)), list(map(int, counts.values())))
 
 
 def _each(outcome: Outcome) -> float:
     """Leakage of one participation: n / nu, or 0 where there is no noise to count."""
-    nu = float(outcome.cell.config.privacy.options["noise_multiplier"])
-    return float(outcome.summary.values["dimension"]) / nu if nu else 0.0
+    nu = _multiplier(outcome)
+    if not nu:
+        return 0.0
+    return float(outcome.summary.values["dimension"]) / nu
+
+
+def _multiplier(outcome: Outcome) -> float:
+    """Nu."""
+    return float(outcome.cell.config.privacy.options["noise_multiplier"])
 
 
 @study.measure("leakage")
@@ -52,21 +60,24 @@ def leakage(outcomes: Sequence[Outcome], which: str) -> Value:
     """``leakage median`` or ``leakage max``, over the clients."""
     [outcome] = outcomes
     made = _participations(outcome)
-    return Value(_each(outcome) * float(np.median(made) if which == "median" else made.max()))
+    times = made.max()
+    if which == "median":
+        times = np.median(made)
+    return Value(_each(outcome) * float(times))
 
 
 @study.measure("settled")
 def settled(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``settled validation``: mean over the validations after which the run gave up, or the last 30."""
-    losses = [float(row["validation"]) for row in outcomes[0].rows if "validation" in row]
+    losses = validation(outcomes, "").y
     return Value(fmean(losses[-30:]))
 
 
 @study.curve("settled over nu")
 def settled_over_noise(outcomes: Sequence[Outcome], argument: str) -> Curve:
     """The same over the noise: the paper's figure 4."""
-    noises = [float(o.cell.config.privacy.options["noise_multiplier"]) for o in outcomes]
-    return Curve(noises, [settled([o], argument).value for o in outcomes])
+    losses = [settled([outcome], argument).value for outcome in outcomes]
+    return Curve(list(map(_multiplier, outcomes)), losses)
 
 
 @study.measure("rounds")
@@ -87,29 +98,32 @@ def share_leaked(outcomes: Sequence[Outcome], _argument: str) -> Curve:
 @study.curve("validation")
 def validation(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     """The validation loss of every round."""
-    rows = [row for row in outcomes[0].rows if "validation" in row]
-    return Curve([float(row["round"]) for row in rows], [float(row["validation"]) for row in rows])
+    rounds, losses = [], []
+    for row in outcomes[0].rows:
+        if "validation" in row:
+            rounds.append(float(row["round"]))
+            losses.append(float(row["validation"]))
+    return Curve(rounds, losses)
 
 
 @study.measure("accuracy")
 def accuracy(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``accuracy``: of the last models on the validation clients, mean over them."""
     measured = validated(outcomes[0])
-    each = (
-        (o.argmax(1) == c.y).double().mean()
-        for o, c in zip(measured.outputs, measured.clients, strict=True)
-    )
-    return Value(fmean(map(float, each)))
+    shares = []
+    for outputs, client in zip(measured.outputs, measured.clients, strict=True):
+        right = outputs.argmax(1) == client.y
+        shares.append(float(right.double().mean()))
+    return Value(fmean(shares))
 
 
 @study.measure("own kind")
 def own_kind(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``own kind``: share of validation writers who choose as one hypothesis for each kind, turned or not, has it."""
     measured, options = validated(outcomes[0]), outcomes[0].cell.config.data.options
-    kinds = [
-        coin(options["rotation_seed"], int(c.name)) < options["rotated"] for c in measured.clients
-    ]
-    right = fmean(k == j for k, j in zip(kinds, measured.chosen, strict=True))
+    seed, share = options["rotation_seed"], options["rotated"]
+    turned = [coin(seed, int(client.name)) < share for client in measured.clients]
+    right = fmean(map(eq, turned, measured.chosen))
     return Value(max(right, 1 - right))
 
 
@@ -120,11 +134,14 @@ def hospital(outcomes: Sequence[Outcome], which: str) -> Value:
     Their median and 90% quantile, and the medians of the tenth that treats the fewest cases and of that with the most.
     """
     measured = validated(outcomes[0])
-    pairs = zip(measured.outputs, measured.clients, strict=True)
-    errors = np.array([float((o.reshape(-1) - c.y).square().mean().sqrt()) for o, c in pairs])
     dataset = measured.dataset
     cases = dict(zip(dataset.owners, dataset.attributes["cases"].tolist(), strict=True))
-    order = np.argsort([cases[c.name] for c in measured.clients], kind="stable")
+    by_hospital, sizes = [], []
+    for outputs, client in zip(measured.outputs, measured.clients, strict=True):
+        differences = outputs.reshape(-1) - client.y
+        by_hospital.append(float(differences.square().mean().sqrt()))
+        sizes.append(cases[client.name])
+    errors, order = np.array(by_hospital), np.argsort(sizes, kind="stable")
     tenth = max(1, len(order) // 10)
     values = {
         "median": np.median(errors),
@@ -145,12 +162,12 @@ def noisy_choice(outcomes: Sequence[Outcome], argument: str) -> Value:
     """
     [outcome], epsilon = outcomes, float(argument)
     losses = validated(outcome).losses.numpy()
-    noise = np.random.default_rng(outcome.cell.config.seed).laplace(
-        0, 2 * CUT, (CHOICES, *losses.shape)
-    )
-    chosen = (
-        epsilon * losses.clip(max=CUT) + noise if epsilon < math.inf else losses[None]
-    ).argmin(2)
+    generator = np.random.default_rng(outcome.cell.config.seed)
+    noised = losses[None]
+    if epsilon < math.inf:
+        noise = generator.laplace(0, 2 * CUT, (CHOICES, *losses.shape))
+        noised = epsilon * losses.clip(max=CUT) + noise
+    chosen = noised.argmin(2)
     return Value(float(np.take_along_axis(losses[None], chosen[..., None], 2).mean()))
 
 
@@ -169,11 +186,11 @@ def composed(outcomes: Sequence[Outcome], which: str, distance: float | None = N
     promised = _promised(outcome, which)
     if "epsilon" in promised:
         return Value(float(promised["epsilon"]))
-    apart = float(outcome.cell.config.privacy.options["radius"] if distance is None else distance)
+    if distance is None:
+        distance = float(outcome.cell.config.privacy.options["radius"])
     curve = promised["curve"]
-    return Value(
-        float(np.exp(np.interp(np.log(apart), np.log(curve["distance"]), np.log(curve["epsilon"]))))
-    )
+    distances, epsilons = np.log(curve["distance"]), np.log(curve["epsilon"])
+    return Value(float(np.exp(np.interp(np.log(float(distance)), distances, epsilons))))
 
 
 @study.curve("epsilon")
@@ -201,22 +218,30 @@ class Optima(WholeRun):
         theta = torch.zeros(2, seen.models.shape[1])
         theta[:, :2] = torch.tensor(OPTIMA)
         gaps = torch.cdist(seen.models.double(), theta.double())
-        figures = {f"distance {i}": float(gaps[:, i].min()) for i in range(2)}
-        sent = {
-            p: r.value
-            for p, releases in seen.received.items()
-            for r in releases
-            if r.kind == "model"
+        sent = {}
+        for partition, releases in seen.received.items():
+            for release in releases:
+                if release.kind == "model":
+                    sent[partition] = release.value
+        models = torch.stack(list(sent.values())).double()
+        nearest = torch.cdist(models, seen.models.double()).argmin(1).tolist()
+        best = gaps.argmin(0).tolist()
+        right = [best[kinds[p]] == j for p, j in zip(sent, nearest, strict=True)]
+        most = [0, 0]
+        for partition, client in enumerate(seen.federation.clients):
+            kind = int(client.name[0])
+            most[kind] = max(most[kind], self._made[partition])
+        apart = 0.5
+        if len(set(best)) > 1:
+            apart = fmean(right)
+        nearest_0, nearest_1 = gaps.min(0).values.tolist()
+        return {
+            "distance 0": nearest_0,
+            "distance 1": nearest_1,
+            "most 0": float(most[0]),
+            "most 1": float(most[1]),
+            "apart": apart,
         }
-        nearest = (
-            torch.cdist(torch.stack(list(sent.values())).double(), seen.models.double())
-            .argmin(1)
-            .tolist()
-        )
-        right = [int(gaps[:, kinds[p]].argmin()) == j for p, j in zip(sent, nearest, strict=True)]
-        own = [(int(c.name[0]), self._made[p]) for p, c in enumerate(seen.federation.clients)]
-        figures |= {f"most {i}": float(max(n for kind, n in own if kind == i)) for i in range(2)}
-        return {**figures, "apart": fmean(right) if len(set(gaps.argmin(0).tolist())) > 1 else 0.5}
 
 
 @study.measure("optimum")
@@ -229,9 +254,8 @@ def optimum(outcomes: Sequence[Outcome], figure: str) -> Value:
 def leaked(outcomes: Sequence[Outcome], kind: str) -> Curve:
     """``leaked 0 | 1``: the largest leakage of a client of a kind so far."""
     values = outcomes[0].series(f"most {kind}")
-    return Curve(
-        [float(r + 1) for r in range(len(values))], [_each(outcomes[0]) * v for v in values]
-    )
+    each, rounds = _each(outcomes[0]), range(1, len(values) + 1)
+    return Curve(list(map(float, rounds)), [each * value for value in values])
 
 
 TARGET, DELTA = 8.0, 1e-5  # composed guarantee of the comparison of noises
@@ -269,11 +293,9 @@ def _laplace(dimension: int, rounds: int) -> float:
         tried.append((math.log(guess), math.log(reached / TARGET)))
         if abs(tried[-1][1]) < 1e-3:
             break
-        slope = (
-            -1.2
-            if len(tried) == 1
-            else (tried[-1][1] - tried[-2][1]) / (tried[-1][0] - tried[-2][0])
-        )
+        slope = -1.2
+        if len(tried) > 1:
+            slope = (tried[-1][1] - tried[-2][1]) / (tried[-1][0] - tried[-2][0])
         guess = math.exp(tried[-1][0] - tried[-1][1] / slope)
     return guess
 
@@ -281,12 +303,12 @@ def _laplace(dimension: int, rounds: int) -> float:
 @study.measure("multiplier")
 def multiplier(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``multiplier``: nu of the first run."""
-    return Value(float(outcomes[0].cell.config.privacy.options["noise_multiplier"]))
+    return Value(_multiplier(outcomes[0]))
 
 
 @study.measure("noise length")
 def noise_length(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``noise length``: root mean square, of Laplace over Gaussian noise at one guarantee."""
-    first, second = (float(o.cell.config.privacy.options["noise_multiplier"]) for o in outcomes)
+    first, second = map(_multiplier, outcomes)
     n = int(outcomes[0].cell.config.data.options["features"])
     return Value(first * math.sqrt((n + 1) / n) / (second / mean_length(n) * math.sqrt(n)))

@@ -29,7 +29,9 @@ def works(_claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     areas = {attack: audit.auc(attack, plain, len(tried)) for attack in tried}
     best = max(areas, key=lambda attack: areas[attack].low)
     area = areas[best]
-    verdict = HOLDS if area.low > 0.5 else CANNOT_TELL
+    verdict = CANNOT_TELL
+    if area.low > 0.5:
+        verdict = HOLDS
     yield Row(best, verdict, f"AUC {area.point:.3f} ({area.low:.2f} to {area.high:.2f})")
 
 
@@ -44,36 +46,30 @@ def protects(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
 @study.audit("comparable")
 def comparable(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Attacks that work without a defence, or evidently against either defence."""
-    settings = [audit.setting(GLOBAL), audit.setting(METRIC)]
-    tried = [
-        attack
-        for attack in sorted({attack for attack, _ in audit.scores})
-        if attack in audit.valid
-        or any(
-            s and (attack, s) in audit.scores and audit.auc(attack, s).low > 0.5 for s in settings
-        )
-    ]
-    for attack in tried:
-        yield _attack(
-            audit, attack, METRIC, GLOBAL, len(tried), partial(within, margin=claim.margin)
-        )
+    settings = audit.setting(GLOBAL), audit.setting(METRIC)
+    tried = set(audit.valid)
+    for attack, setting in audit.scores:
+        if attack in tried or setting not in settings:
+            continue
+        if audit.auc(attack, setting).low > 0.5:
+            tried.add(attack)
+    decide = partial(within, margin=claim.margin)
+    for attack in sorted(tried):
+        yield _attack(audit, attack, METRIC, GLOBAL, len(tried), decide)
 
 
 @study.audit("silent")
 def silent(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Beside public noise of the same size: how far models move tells something there too."""
     metric, equal, name = audit.setting(METRIC), _equal_sigma(audit), NoiseSize.name
-    if (
-        metric is None
-        or equal is None
-        or any((name, s) not in audit.scores for s in (metric, equal))
-    ):
+    if metric is None or equal is None or not audit.tried(name, metric, equal):
         yield untested(name)
         return
     difference = audit.difference(name, metric, equal)
-    aucs = " against ".join(f"{audit.auc(name, s).point:.3f}" for s in (metric, equal))
-    verdict = HOLDS if difference.high <= claim.margin else verdict_of(difference, -1)
-    yield Row(name, verdict, f"AUC {aucs}: {difference}")
+    verdict = verdict_of(difference, -1)
+    if difference.high <= claim.margin:
+        verdict = HOLDS
+    yield Row(name, verdict, f"{_areas(audit, name, metric, equal)}: {difference}")
 
 
 @study.audit("at equal sigma")
@@ -100,13 +96,8 @@ def at_equal_auc(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     for label in matched:
         aucs = [_strength(audit, label, setting) for setting in (metric, label)]
         if abs(aucs[0] - aucs[1]) > FAR:
-            yield Row(
-                label,
-                CANNOT_TELL,
-                "",
-                why=f"AUC {aucs[0]:.3f} and {aucs[1]:.3f} are not equal",
-                lacking=True,
-            )
+            why = f"AUC {aucs[0]:.3f} and {aucs[1]:.3f} are not equal"
+            yield Row(label, CANNOT_TELL, "", why=why, lacking=True)
             continue
         yield _more_accurate(claim, audit, metric, label)
 
@@ -124,26 +115,25 @@ def _equal_sigma(audit: Audited) -> str | None:
 
 
 def _more_accurate(claim: ClaimOf, audit: Audited, first: str, second: str) -> Row:
-    difference, decide = (
-        audit.more_accurate(first, second),
-        partial(verdict_of, sign=1, margin=claim.margin),
-    )
-    return Row(
-        f"accuracy less that of {second}", decide(difference), str(difference), difference, decide
-    )
+    difference = audit.more_accurate(first, second)
+    decide = partial(verdict_of, sign=1, margin=claim.margin)
+    label = f"accuracy less that of {second}"
+    return Row(label, decide(difference), str(difference), difference, decide)
 
 
 def _attack(
     audit: Audited, attack: str, first: str, second: str, tried: int, decide: Decide
 ) -> Row:
     """One of several attacks, which share the error between them."""
-    labels = audit.setting(first), audit.setting(second)
-    if (
-        labels[0] is None
-        or labels[1] is None
-        or any((attack, s) not in audit.scores for s in labels)
-    ):
+    ours, other = audit.setting(first), audit.setting(second)
+    if ours is None or other is None or not audit.tried(attack, ours, other):
         return untested(attack)
-    difference = audit.difference(attack, labels[0], labels[1], tried)
-    aucs = " against ".join(f"{audit.auc(attack, str(s)).point:.3f}" for s in labels)
-    return Row(attack, decide(difference), f"AUC {aucs}: {difference}")
+    difference = audit.difference(attack, ours, other, tried)
+    text = f"{_areas(audit, attack, ours, other)}: {difference}"
+    return Row(attack, decide(difference), text)
+
+
+def _areas(audit: Audited, attack: str, first: str, second: str) -> str:
+    """For people."""
+    ours, other = audit.auc(attack, first), audit.auc(attack, second)
+    return f"AUC {ours.point:.3f} against {other.point:.3f}"

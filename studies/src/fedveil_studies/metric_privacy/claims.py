@@ -27,15 +27,13 @@ def ranking(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
         for setting in SETTINGS:
             results = {rule: evidence.at(table, rule, setting, figure) for rule in ranked}
             for extreme, sign, word in ((BEST, 1, "above"), (WORST, -1, "below")):
-                others = {
-                    rule: f.mean
-                    for rule, f in results.items()
-                    if f is not None and rule not in (BEST, WORST)
-                }
-                whole = (
-                    len(others) == len(results) - 2
-                )  # who is next cannot be said before all are there
-                rival = max(others, key=lambda rule: sign * others[rule]) if whole else "the others"
+                others = {}
+                for rule, result in results.items():
+                    if result is not None and rule not in (BEST, WORST):
+                        others[rule] = sign * result.mean
+                rival = "the others"  # who is next cannot be said before all are there
+                if len(others) == len(results) - 2:
+                    rival = max(others, key=others.__getitem__)
                 ours, other = results[extreme], results.get(rival)
                 decide = partial(verdict_of, sign=sign, margin=claim.margin)
                 label = f"{SCENARIOS[table]}, {setting}: {extreme} {word} {rival}"
@@ -51,17 +49,23 @@ def spread(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     for row in study.labels:
         for setting in SETTINGS:
             label, seen = f"{row}, {setting}", evidence.at(table, row, setting, figure)
-            count = 0 if seen is None else len(seen.values)
-            if seen is None or count < least:
-                few = f"{count} of {least} seeds" if count else UNTESTED
+            if seen is None:
+                yield Row(label, CANNOT_TELL, "", why=UNTESTED, lacking=True)
+                continue
+            count = len(seen.values)
+            if count < least:
+                few = f"{count} of {least} seeds"
                 yield Row(label, CANNOT_TELL, "", why=few, lacking=True)
                 continue
             deviation, tail = stdev(seen.values), 0.025 / tests
-            low, high = (
-                deviation * ((count - 1) / scipy.stats.chi2.ppf(p, count - 1)) ** 0.5
-                for p in (1 - tail, tail)
-            )
-            verdict = HOLDS if high <= SPREAD else CONTRADICTED if low > SPREAD else CANNOT_TELL
+            most, fewest = scipy.stats.chi2.ppf([1 - tail, tail], count - 1)
+            low = deviation * ((count - 1) / most) ** 0.5
+            high = deviation * ((count - 1) / fewest) ** 0.5
+            verdict = CANNOT_TELL
+            if high <= SPREAD:
+                verdict = HOLDS
+            elif low > SPREAD:
+                verdict = CONTRADICTED
             yield Row(label, verdict, f"{deviation:.3f} ({low:.3f} to {high:.3f})")
 
 
@@ -77,19 +81,13 @@ def no_learning(_claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 def if_the_attack_works(claim: ClaimOf, evidence: Evidence, expect: str) -> Iterator[Row]:
     """An attack that does not work without noise either shows no protection."""
     [(table, figure)] = claim.figures
-    works = levelled(
-        "FedAvg",
-        means(evidence.at(table, "FedAvg", "vanilla", figure)),
-        0.5,
-        partial(verdict_of, sign=1),
-    )
+    without = means(evidence.at(table, "FedAvg", "vanilla", figure))
+    works = levelled("FedAvg", without, 0.5, partial(verdict_of, sign=1))
     for row in lying(claim, evidence, expect):
-        idle = row.verdict == HOLDS and works.verdict != HOLDS
-        yield (
-            replace(row, verdict=CANNOT_TELL, why="the attack fails without noise too")
-            if idle
-            else row
-        )
+        if row.verdict == HOLDS and works.verdict != HOLDS:
+            yield replace(row, verdict=CANNOT_TELL, why="the attack fails without noise too")
+        else:
+            yield row
 
 
 study.judge("below, if the attack works")(partial(if_the_attack_works, expect="below"))
@@ -100,13 +98,12 @@ study.judge("alike, if the attack works")(partial(if_the_attack_works, expect="a
 def closer(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """The distance in the last round lies below that in the first, rule by rule."""
     decide = partial(verdict_of, sign=-1, margin=claim.margin)
-    yield from _by_rule(
-        claim,
-        evidence,
-        lambda run: run.rounds["distance"][-1] / run.rounds["distance"][0],
-        1.0,
-        decide,
-    )
+
+    def shrunk(run: RunSeries) -> float:
+        distances = run.rounds["distance"]
+        return distances[-1] / distances[0]
+
+    yield from _by_rule(claim, evidence, shrunk, 1.0, decide)
 
 
 @study.judge("less noise when close")
@@ -130,8 +127,9 @@ def _by_rule(
     for table, name in claim.figures:
         for row in study.labels:
             seen = evidence.at(table, row, "metric", name)
-            runs = [run for run in evidence.runs if seen is not None and run.folder in seen.cells]
-            judged = levelled(
-                f"table {table}", {run.seed: figure(run) for run in runs}, level, decide
-            )
+            by_seed = {}
+            for run in evidence.runs:
+                if seen is not None and run.folder in seen.cells:
+                    by_seed[run.seed] = figure(run)
+            judged = levelled(f"table {table}", by_seed, level, decide)
             yield replace(judged, column=row)

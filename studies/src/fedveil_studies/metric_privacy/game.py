@@ -74,12 +74,11 @@ def cells_of(name: str, label: str, config: Config, world: World) -> list[Cell]:
         return cells_without_target(config, world.model_copy(update={"stand_in": "remove"}), 2)
     noisy = shared.model_copy(update={"shadow": "noisy"})
     worlds = (noisy, noisy.model_copy(update={"inside": False}))
-    return [
-        Cell(
-            f"{label} {name}", _scheduled(config, MULTI_ROUNDS, MULTI_EPOCHS, one), (PrintedLoss(),)
-        )
-        for one in worlds
-    ]
+    cells = []
+    for one in worlds:
+        scheduled = _scheduled(config, MULTI_ROUNDS, MULTI_EPOCHS, one)
+        cells.append(Cell(f"{label} {name}", scheduled, (PrintedLoss(),)))
+    return cells
 
 
 def cells_without_target(config: Config, world: World, runs: int) -> list[Cell]:
@@ -88,10 +87,12 @@ def cells_without_target(config: Config, world: World, runs: int) -> list[Cell]:
     Any two of them are what the paper's statistic sees where there is nothing to see.
     """
     outside = cells_of(MULTI_ROUND, config.privacy.method, config, world)[1]
-    seeds = (keyed_seed("without target", world.base, i) for i in range(runs))
-    return [
-        replace(outside, config=outside.config.model_copy(update={"seed": seed})) for seed in seeds
-    ]
+    cells = []
+    for i in range(runs):
+        seed = keyed_seed("without target", world.base, i)
+        config = outside.config.model_copy(update={"seed": seed})
+        cells.append(replace(outside, config=config))
+    return cells
 
 
 def _scheduled(config: Config, rounds: int, epochs: int, world: World) -> Config:
@@ -102,7 +103,9 @@ def _scheduled(config: Config, rounds: int, epochs: int, world: World) -> Config
 def scores(cell: Cell, finished: Finished) -> list[float]:
     """Minus the loss after each round; [] of a run that has none."""
     outcome = finished.outcomes.get(cell.key)
-    return [] if outcome is None else [-value for value in outcome.series(LOSS)]
+    if outcome is None:
+        return []
+    return [-value for value in outcome.series(LOSS)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,10 +133,8 @@ def target_loss(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
 def difference(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
     """Of target loss and aggregated loss, in percent of the larger."""
     target, aggregated = target_loss(outcomes, "").value, final(outcomes, "loss").value
-    if not (
-        math.isfinite(target) and target > 0
-    ):  # the noise overflowed the loss, or there is none left
-        return Value(math.nan)
+    if not math.isfinite(target) or target <= 0:
+        return Value(math.nan)  # the noise overflowed the loss, or there is none left
     return Value(single_shot("", target, aggregated).point)
 
 
@@ -155,9 +153,9 @@ def registry() -> Mapping[str, tuple[str, Grouping]]:
         {"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2), "b.bias": (1,)}
     )
     distances: dict[str, tuple[str, Grouping]] = {}
-    for metric, groups_of in (
-        (name, of) for name, of in DISTANCES.items() if name != COSINE
-    ):  # which takes no models
+    for metric, groups_of in DISTANCES.items():
+        if metric == COSINE:  # which takes no models
+            continue
         distances[metric] = (metric, "array")
         if groups_of(probe, "module") != groups_of(probe, "array"):
             distances[f"{metric}, modules"] = (metric, "module")
@@ -167,16 +165,20 @@ def registry() -> Mapping[str, tuple[str, Grouping]]:
 def disagreement(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> float:
     """The largest share of examples [N, ...] on which two of the models [n, d] name different classes."""
     said = [predict(module, layout, model, x).argmax(1) for model in models]
-    return max((float((a != b).double().mean()) for a, b in combinations(said, 2)), default=0.0)
+    largest = 0.0
+    for one, other in combinations(said, 2):
+        share = (one != other).double().mean()
+        largest = max(largest, float(share))
+    return largest
 
 
 def divergences(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> dict[str, float]:
     """Every distance between the models [n, d], and their disagreement on x."""
-    distances = {
-        name: max_pairwise_distance(models, layout, grouping, metric)
-        for name, (metric, grouping) in registry().items()
-    }
-    return {**distances, DISAGREEMENT: disagreement(models, layout, module, x)}
+    distances = {}
+    for name, (metric, grouping) in registry().items():
+        distances[name] = max_pairwise_distance(models, layout, grouping, metric)
+    distances[DISAGREEMENT] = disagreement(models, layout, module, x)
+    return distances
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,9 @@ def first_distance(outcomes: Sequence[Outcome], name: str) -> Value:
 def last_over_first(outcomes: Sequence[Outcome], name: str) -> Value:
     """In the last round over the first."""
     values = _series(outcomes, name)
-    return Value(values[-1] / values[0] if values[0] else math.nan)
+    if not values[0]:
+        return Value(math.nan)
+    return Value(values[-1] / values[0])
 
 
 @study.measure("rank")
@@ -259,19 +263,20 @@ def rank_of_changes(outcomes: Sequence[Outcome], name: str) -> Value:
 def relative(outcomes: Sequence[Outcome], name: str) -> Curve:
     """In multiples of its mean over the rounds."""
     values = _series(outcomes, name)
-    mean = fmean(values)
-    return Curve(
-        [float(r) for r in range(1, len(values) + 1)], [v / mean if mean else v for v in values]
-    )
+    mean = fmean(values) or 1.0
+    rounds = range(1, len(values) + 1)
+    return Curve(list(map(float, rounds)), [value / mean for value in values])
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's; NaN where either never moves."""
-    if any(len(set(values)) < 2 for values in (first, second)):
+    if len(set(first)) < 2 or len(set(second)) < 2:
         return math.nan
     return float(spearmanr(first, second).statistic)
 
 
 def correlation_of_changes(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's correlation of the changes from each value to the next."""
-    return rank_correlation(*([b - a for a, b in pairwise(values)] for values in (first, second)))
+    moves = [after - before for before, after in pairwise(first)]
+    others = [after - before for before, after in pairwise(second)]
+    return rank_correlation(moves, others)

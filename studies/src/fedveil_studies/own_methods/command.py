@@ -36,33 +36,23 @@ def verify_own(runs: int, canaries: int, out: Path | None) -> None:
     _refuse_another(folder, {"game": game, "noise": noise})
     played = _played(game, _claim)
     head = ("method", "d", "claim", "mu, lower bound", "claim held")
-    _keep(
-        folder,
-        "game",
-        game,
-        played,
-        Table(head, list(map(_claim, played))),
-        "none: worst-case vectors",
-    )
+    table = Table(head, list(map(_claim, played)))
+    _keep(folder, "game", game, played, table, "none: worst-case vectors")
     if not any(verdict.point > 0 for verdict in played):
         few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
         say(few)
     drawn = _played(noise, _noise)
     head = ("method", "d", "noise as declared", "p", "fits least")
-    _keep(
-        folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors"
-    )
-    if beaten := _broken(played):
-        fail(
-            f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}",
-            1,
-        )
-    if faults := _broken(drawn):
+    table = Table(head, list(map(_noise, drawn)))
+    _keep(folder, "noise", noise, drawn, table, "none: known vectors")
+    beaten, faults = _broken(played), _broken(drawn)
+    if beaten:
+        first = beaten[0].setting
+        fail(f"{len(beaten)} of {len(played)} claims are beaten, first that of {first}", 1)
+    if faults:
         first = f"{faults[0].setting}: {faults[0].notes[0]}"
-        fail(
-            f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}",
-            1,
-        )
+        many = len(faults)
+        fail(f"the noise of {many} methods is not what their ledgers declare; first {first}", 1)
 
 
 def _refuse_another(folder: Path, games: "Mapping[str, PartyGame]") -> None:
@@ -148,30 +138,29 @@ of its curve, by the independent rates)"""
 
 def _canaries(game: "PartyGame", folder: Path) -> None:
     """One table: declared, measured, and measured with planted bugs."""
-    from fedveil.tables import NOTHING, Table
+    from fedveil.tables import NOTHING, Table, shown
     from fedveil_studies.own_methods.canaries import EVERY
 
     def line(measured: "Verdict", *bugs: "Verdict") -> list[str]:
         figures = [measured.details.get("declared"), measured.point, measured.details["ceiling"]]
-        figures.append(
-            measured.details["independent mu"] if measured.figure.startswith("mu") else None
-        )
-        shown = [
-            measured.setting,
-            measured.figure.split(",")[0],
-            *(NOTHING if v is None else f"{v:.2f}" for v in figures),
-        ]
-        by_bug = {
-            bug.setting.removeprefix(f"{measured.setting}: "): _largest_measured(bug)
-            for bug in bugs
-        }
-        return [*shown, *(by_bug.get(bug, NOTHING) for bug in EVERY)]
+        if measured.figure.startswith("mu"):
+            figures.append(measured.details["independent mu"])
+        else:
+            figures.append(None)
+        row = [measured.setting, measured.figure.split(",")[0]]
+        row += [shown(figure, ".2f") for figure in figures]
+        by_bug = {}
+        for bug in bugs:
+            name = bug.setting.removeprefix(f"{measured.setting}: ")
+            by_bug[name] = _largest_measured(bug)
+        return row + [by_bug.get(bug, NOTHING) for bug in EVERY]
 
     verdicts = _played(game, line)
     methods = [one for one in verdicts if not one.setting.endswith(EVERY)]
-    rows = [
-        line(*(one for one in verdicts if one.setting.split(": ")[0] == m.setting)) for m in methods
-    ]
+    rows = []
+    for method in methods:
+        own = [one for one in verdicts if one.setting.split(": ")[0] == method.setting]
+        rows.append(line(*own))
     head = ("method", "figure", "declared", "measured", "at most", "independent", *EVERY)
     _keep(folder, "canaries", game, verdicts, Table(head, rows, notes=[NOTE]), "none: crafted")
     if beaten := _broken(methods):

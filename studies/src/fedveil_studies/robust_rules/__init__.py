@@ -48,7 +48,9 @@ class RuleWatch(WholeRun):
     @property
     def figures(self) -> Collection[str]:
         """Those of `SelectionProbe`."""
-        return () if self._selection is None else self._selection.figures
+        if self._selection is None:
+            return ()
+        return self._selection.figures
 
     def begin(self, setup: Setup) -> None:
         """Take who is malicious; see `fedveil_lab.runs.runner.Judge`."""
@@ -111,7 +113,9 @@ def under(outcomes: Sequence[Outcome], attack: str) -> Outcome:
 def figure_of(outcome: Outcome, figure: str, part: str = "test") -> float:
     """A figure of a part of the examples, or of the rule's choice in the mean over rounds."""
     concluded = outcome.summary.values["concluded"][RuleWatch.name][part]
-    return float(concluded[figure]) if figure in concluded else fmean(outcome.series(figure))
+    if figure in concluded:
+        return float(concluded[figure])
+    return fmean(outcome.series(figure))
 
 
 def worst_of(outcomes: Sequence[Outcome]) -> float:

@@ -57,14 +57,17 @@ class SelectionProbe:
     @property
     def figures(self) -> Collection[str]:
         """Three, or none."""
-        return ("honest_rejected", "rare_rejected", "malicious_share") if self.says else ()
+        if not self.says:
+            return ()
+        return ("honest_rejected", "rare_rejected", "malicious_share")
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """The figures of a round; a client whose reply could not be used counts as left out."""
         if not self.says:
             return {}
         start, used = seen.broadcast.models[0], seen.record.round.used
-        models = [m for m in (model_of(seen.received[p]) for p in used) if m is not None]
+        sent = [model_of(seen.received[partition]) for partition in used]
+        models = [model for model in sent if model is not None]
         updates = torch.stack(models) - start
         own: Tensor | None = None
         if "public_update" in self.rule.needs and seen.federation.server.tutor is not None:
@@ -85,4 +88,6 @@ class SelectionProbe:
 
 
 def _left_out(shares: Mapping[int, float], clients: Sequence[int]) -> float:
-    return sum(shares.get(p, 0.0) <= 0 for p in clients) / len(clients) if clients else 0.0
+    if not clients:
+        return 0.0
+    return sum(shares.get(p, 0.0) <= 0 for p in clients) / len(clients)

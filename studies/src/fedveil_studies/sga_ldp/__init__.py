@@ -63,25 +63,27 @@ class Watch(WholeRun):
         report = seen.record.round.report
         if "sigma" in report:  # section B: of the mean of all clients' noise
             scales = [report["sigma"] * math.sqrt(report["clients"])]
-        return {"noise power": fmean(s * s for s in scales) if scales else 0.0}
+        return {"noise power": mean_or_zero([scale * scale for scale in scales])}
 
     def concluded(self) -> dict[str, Any]:
         """``membership``: AUC of the loss of the last model; shares of losses up to each of `LOSSES`, of both kinds."""
         if self._model is None:
             return {}
-        learner, trained = self._setup.learner, [(c.x, c.y) for c in self._clients]
-        others = [held_out(c) for c in self._clients if c.test_x is not None]
-        inside, outside = (
-            -loss_of_confidence(
-                confidence(learner.model, learner.layout, self._model[None], *map(torch.cat, pairs))
-            )[0]
-            for pairs in (zip(*trained, strict=True), zip(*others, strict=True))
-        )
-        shares = {
-            name: [float((-scores <= loss).double().mean()) for loss in LOSSES]
-            for name, scores in (("members", inside), ("others", outside))
-        }
-        return {"membership": auc(inside, outside), **shares}
+        trained = [(client.x, client.y) for client in self._clients]
+        others = [held_out(client) for client in self._clients if client.test_x is not None]
+        inside, outside = self._losses(trained), self._losses(others)
+        concluded: dict[str, Any] = {"membership": auc(-inside, -outside)}
+        for name, losses in (("members", inside), ("others", outside)):
+            concluded[name] = [float((losses <= most).double().mean()) for most in LOSSES]
+        return concluded
+
+    def _losses(self, examples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Of the last model."""
+        assert self._model is not None
+        learner, pairs = self._setup.learner, zip(*examples, strict=True)
+        x, y = map(torch.cat, pairs)
+        told = confidence(learner.model, learner.layout, self._model[None], x, y)
+        return loss_of_confidence(told)[0]
 
 
 class SomeMembers(MembershipView):
@@ -93,19 +95,23 @@ class SomeMembers(MembershipView):
         """Keep their releases."""
         if self._setup.poisoning is None or not self._setup.poisoning.behaviours:
             super().__call__(seen)
-            sent = self._view.received  # FedMIA asks for two records of each client
-            self._view.received = [
-                r for r in sent if r.partition < ATTACKED and len(self._clients[r.partition].x) > 1
-            ]
+            kept = []
+            for sent in self._view.received:  # FedMIA asks for two records of each client
+                if sent.partition < ATTACKED and len(self._clients[sent.partition].x) > 1:
+                    kept.append(sent)
+            self._view.received = kept
         return {}
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
         """Nothing where some are malicious."""
-        return [
-            super(SomeMembers, cls).conclude([judge])[0] if judge._globals else {}
-            for judge in judges
-        ]
+        concluded = []
+        for judge in judges:
+            found: dict[str, Any] = {}
+            if judge._globals:
+                [found] = super().conclude([judge])
+            concluded.append(found)
+        return concluded
 
 
 study.probe("server")(lambda _config: MembershipView())
@@ -125,10 +131,8 @@ class Premise(WholeRun):
         side = setup.method.client
         if not isinstance(side, SGALDP):
             raise FieldError("privacy.method", setup.config.privacy.method, "must be 'sga-ldp'")
-        ends = (
-            gaussian_sigma(e, side.delta, side.clip) for e in (side.epsilon_min, side.epsilon_max)
-        )
-        self._widest, self._least = ends
+        self._widest = gaussian_sigma(side.epsilon_min, side.delta, side.clip)
+        self._least = gaussian_sigma(side.epsilon_max, side.delta, side.clip)
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Mean of max(0, cosine) over the clients; the ends of the budget are so close that sigma is linear in it."""
@@ -158,14 +162,12 @@ class Trust(WholeRun):
             raise FieldError("data.public_examples", 0, "the server's own update needs some")
         config, clients = setup.config, setup.dealt.clients
         self._setup, self._public = setup, setup.dealt.public
-        wrong = (
-            set()
-            if config.malicious is None
-            else set(config.malicious.who(len(clients), config.seed))
-        )
-        counts = torch.stack(
-            [torch.bincount(c.y, minlength=int(self._public.y.max()) + 1) for c in clients]
-        ).double()
+        wrong = set[int]()
+        if config.malicious is not None:
+            wrong.update(config.malicious.who(len(clients), config.seed))
+        classes = int(self._public.y.max()) + 1
+        by_client = [torch.bincount(client.y, minlength=classes) for client in clients]
+        counts = torch.stack(by_client).double()
         apart = (counts / counts.sum(1, keepdim=True) - counts.sum(0) / counts.sum()).abs().sum(1)
         honest = sorted(set(range(len(clients))) - wrong, key=lambda p: float(apart[p]))
         third = len(honest) // 3
@@ -180,20 +182,31 @@ class Trust(WholeRun):
         [learned] = seen.federation.learner.learn(start[None], [self._public], [key])
         if isinstance(learned, Exception):
             raise learned
-        own = learned.trained.model - start
-        last = torch.zeros_like(start) if self._before is None else start - self._before
+        own, last = learned.trained.model - start, torch.zeros_like(start)
+        if self._before is not None:
+            last = start - self._before
         self._before = start.clone()
-        models = {p: model_of(releases) for p, releases in seen.received.items()}
-        sent = {p: model - start for p, model in models.items() if model is not None}
+        sent = {}
+        for partition, releases in seen.received.items():
+            model = model_of(releases)
+            if model is not None:
+                sent[partition] = model - start
         figures = dict[str, float]()
         for name, group in self._groups.items():
             members = [p for p in group if p in sent]
             for kind, reference in (("last", last), ("public", own)):
                 worths = [max(0.0, cosine(sent[p], reference)) for p in members]
-                figures[f"{kind} {name}"] = fmean(worths) if worths else 0.0
+                figures[f"{kind} {name}"] = mean_or_zero(worths)
             sigmas = [scales[p][0] for p in members if scales.get(p)]
-            figures[f"sigma {name}"] = fmean(sigmas) if sigmas else 0.0
+            figures[f"sigma {name}"] = mean_or_zero(sigmas)
         return figures
+
+
+def mean_or_zero(values: Sequence[float]) -> float:
+    """Mean; 0 of no values."""
+    if not values:
+        return 0.0
+    return fmean(values)
 
 
 SETTLED = 5  # rounds that are left out before the cosine is averaged
@@ -223,18 +236,17 @@ def _noise(outcome: Outcome) -> float:
 @study.curve("premise measured")
 def measured_worth(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     """Mean of max(0, cosine), over the length of the reference's noise."""
-    return Curve(
-        [_noise(o) for o in outcomes], [fmean(o.series("cosine")[SETTLED:]) for o in outcomes]
-    )
+    cosines = [settled([outcome], "cosine").value for outcome in outcomes]
+    return Curve(list(map(_noise, outcomes)), cosines)
 
 
 @study.curve("premise expected")
 def expected_worth(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     """The same by `worth`, from the cosine and the step of the run with the least noise."""
     quiet = min(outcomes, key=_noise)
-    plain, step = (fmean(quiet.series(name)[SETTLED:]) for name in ("cosine", "step"))
+    plain, step = settled([quiet], "cosine").value, settled([quiet], "step").value
     d = int(quiet.summary.values["dimension"])
-    xs = [_noise(o) for o in outcomes]
+    xs = list(map(_noise, outcomes))
     return Curve(xs, [worth(plain, step, x, d) for x in xs])
 
 
@@ -253,7 +265,9 @@ def attack(outcomes: Sequence[Outcome], name: str, at: str = "") -> Value:
     )
     if name in view["refused"]:
         return Value(math.nan)
-    return Value(float(view["rates"][name].get(at, math.nan) if at else view["figures"][name]))
+    if at:
+        return Value(float(view["rates"][name].get(at, math.nan)))
+    return Value(float(view["figures"][name]))
 
 
 @study.measure("phase")
