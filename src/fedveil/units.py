@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 
+UNITS = ("client", "record", "person")  # that numbers alone plan, and a gate asks for
+
 # Each word has one meaning. A word that may mean less than it seems to (visit, case, household) is refused, so that
 # nobody is promised less than was asked for.
 WORDS = {

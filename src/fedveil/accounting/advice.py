@@ -24,6 +24,7 @@ from fedveil.accounting.guarantee import (
 from fedveil.accounting.planning import ENOUGH, least_noise
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.gdp import epsilon_of_mu, rounded_up
+from fedveil.units import UNITS
 
 Verdict = Literal["possible", "hard", "hopeless", "no promise"]
 
@@ -148,7 +149,8 @@ def advise(
         math.sqrt(require_count("dimension", dimension)),
         require_count("rounds", rounds),
     )
-    require_choice("unit", "client" if unit is None else unit, ("client", "record", "person"))
+    if unit is not None:
+        require_choice("unit", unit, UNITS)
     if unit == "person" and records_per_person is None:
         raise FieldError(
             "records_per_person",

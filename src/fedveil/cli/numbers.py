@@ -13,6 +13,7 @@ from fedveil.cli.shared import say, show
 from fedveil.errors import FedVeilError, FieldError, nearest
 from fedveil.reading import toml_of
 from fedveil.registry import Registry
+from fedveil.units import UNITS
 
 if TYPE_CHECKING:
     from fedveil.accounting import Choice
@@ -169,7 +170,7 @@ def advise(
     from fedveil.evidence import reading_table
 
     if unit is not None:
-        said, unit = unit, require_unit("--unit", unit, ("client", "record", "person"))
+        said, unit = unit, require_unit("--unit", unit, UNITS)
         if unit != said:
             say(f"--unit {said}: taken as {unit}")
     base = {**common, "delta": delta, "unit": unit}

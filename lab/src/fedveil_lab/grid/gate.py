@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
+from fedveil.accounting import Trust
 from fedveil.checks import require_unit
 from fedveil.errors import (
     FieldError,
@@ -24,6 +25,7 @@ from fedveil.errors import (
 from fedveil.files import CELLS, write_atomic
 from fedveil.ranges import require_within
 from fedveil.reading import json_of, toml_of
+from fedveil.units import UNITS
 from fedveil_lab.config import Config
 from fedveil_lab.config.variants import variants_of
 from fedveil_lab.runs import Summary
@@ -31,8 +33,6 @@ from fedveil_lab.runs import Summary
 GATE = "gate.json"
 AT_LEAST = ("accuracy", "balanced_accuracy", "auc", "sensitivity", "specificity")
 AT_MOST = ("brier", "rmse")
-_TRUSTS = ("central", "local", "trusted sum", "secure sum")
-_UNITS = ("client", "person", "record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +97,21 @@ class Gate:
                 )
         trust = str(privacy.get("trust", ""))
         if trust:
-            require_choice("gate: privacy.trust", trust, _TRUSTS)
+            require_choice("gate: privacy.trust", trust, get_args(Trust))
         _only(measures, "measures.", (*AT_LEAST, *AT_MOST))
-        limits = {
-            name: require_non_negative(f"gate: measures.{name}", value)
-            for name, value in measures.items()
-        }
-        attack = _table(values, "attack") if "attack" in values else {}
-        _only(attack, "attack.", ("auc",))
-        most = attack.get("auc")
+        limits = {}
+        for name, value in measures.items():
+            limits[name] = require_non_negative(f"gate: measures.{name}", value)
+        most = None
         if "attack" in values:
+            attack = _table(values, "attack")
+            _only(attack, "attack.", ("auc",))
             most = require_number(
-                "gate: attack.auc", most, lambda n: 0.5 <= n <= 1, "must be .5 to 1"
+                "gate: attack.auc", attack.get("auc"), lambda n: 0.5 <= n <= 1, "must be .5 to 1"
             )
         return cls(
             setting=setting,
-            unit=require_unit("gate: privacy.unit", str(privacy["unit"]), _UNITS),
+            unit=require_unit("gate: privacy.unit", str(privacy["unit"]), UNITS),
             epsilon=require_positive("gate: privacy.epsilon", privacy["epsilon"]),
             delta=require_within("delta", "gate: privacy.delta", privacy["delta"]),
             trust=trust,
@@ -173,15 +172,14 @@ class Gate:
         runs = [summary for summary in summaries if summary.setting == self.setting]
         if not runs:
             raise FieldError("gate: setting", self.setting, "has no finished run")
-        failed = tuple(dict.fromkeys(why for run in runs for why in self._private(run)))
-        attacked = self._attacked(runs)
-        short = tuple(
-            why
-            for name, limit in self.measures.items()
-            if (why := self._measured(runs, name, limit))
-        )
-        stopped = tuple(f"stopped early: {run.stopped}" for run in runs if run.stopped)
-        return Passed(self, failed, attacked, (*short, *stopped))
+        failed: dict[str, None] = {}
+        for run in runs:
+            failed |= dict.fromkeys(self._private(run))
+        short = [self._measured(runs, name, limit) for name, limit in self.measures.items()]
+        for run in runs:
+            if run.stopped:
+                short.append(f"stopped early: {run.stopped}")
+        return Passed(self, tuple(failed), self._attacked(runs), tuple(filter(None, short)))
 
     def _private(self, run: Summary) -> list[str]:
         promise: dict[str, Any] = dict(next(iter(run.values["guarantees"].values())))
@@ -211,31 +209,35 @@ class Gate:
         said = (
             f"{worst['attack']}: AUC {worst['auc']:.3f} ({worst['low']:.3f} to {worst['high']:.3f})"
         )
-        return (
-            ()
-            if worst["high"] <= self.attack
-            else (f"{said}, at most {self.attack:g} was asked for",)
-        )
+        if worst["high"] <= self.attack:
+            return ()
+        return (f"{said}, at most {self.attack:g} was asked for",)
 
     @staticmethod
     def _measured(runs: Sequence[Summary], name: str, limit: float) -> str:
+        what, end = "lower end", "low"
+        if name in AT_MOST:
+            what, end = "upper end", "high"
         if name == "rmse":
-            values = [value for run in runs if (value := run.averaged("rmse")) is not None]
-            reached, what = (fmean(values) if len(values) == len(runs) else None), "mean"
-        else:
-            found = [
-                run.values.get("classified", {}).get("pooled", {}).get("figures", {}).get(name)
-                for run in runs
-            ]
-            what = "upper end" if name in AT_MOST else "lower end"
-            ends = [one["high" if name in AT_MOST else "low"] for one in found if one is not None]
-            known = len(ends) == len(runs) and all(end is not None for end in ends)
-            reached = fmean(ends) if known else None
-        if reached is None:
-            return f"{name} was not measured"
-        kept = reached <= limit if name in AT_MOST else reached >= limit
-        asked = f"at {'most' if name in AT_MOST else 'least'} {limit:g} was asked for"
-        return "" if kept else f"{name}: {what} {reached:.3f}, {asked}"
+            what = "mean"
+        values = []
+        for run in runs:
+            if name == "rmse":
+                value = run.averaged("rmse")
+            else:
+                pooled = run.values.get("classified", {}).get("pooled", {})
+                figure = pooled.get("figures", {}).get(name) or {}
+                value = figure.get(end)
+            if value is None:
+                return f"{name} was not measured"
+            values.append(value)
+        reached = fmean(values)
+        kept, asked = reached >= limit, "at least"
+        if name in AT_MOST:
+            kept, asked = reached <= limit, "at most"
+        if kept:
+            return ""
+        return f"{name}: {what} {reached:.3f}, {asked} {limit:g} was asked for"
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,9 @@ class Passed:
         values["result"] = {
             "passed": bool(self),
             "verdict": self.verdict,
-            **{part: list(getattr(self, part)) for part in ("privacy", "attack", "measures")},
+            "privacy": list(self.privacy),
+            "attack": list(self.attack),
+            "measures": list(self.measures),
         }
         write_atomic(file, (json.dumps(values, indent=1) + "\n").encode())
 
