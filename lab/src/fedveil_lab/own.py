@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter, warn
 
 import torch
+from torch import Tensor
 
 from fedveil.accounting import PARTS
 from fedveil.engines import AnyMethod, Federation, RunWarning
@@ -84,10 +86,9 @@ def compare(
     'formal eps=8 at delta=1e-05 (zero-out, client, central, total)'
     """
     if isinstance(what, Config | str | Path):
-        config = what if isinstance(what, Config) else load(str(what))
-        return Compared(
-            tuple(compare_settings(config, out, seeds=seeds, progress=progress or shown()))
-        )
+        config = _configuration(what)
+        runs = compare_settings(config, out, seeds=seeds, progress=progress or shown())
+        return Compared(tuple(runs))
     require_function(what)
     _require(
         "compare(make, clients, settings, rounds=10)",
@@ -108,15 +109,11 @@ def compare(
             "is for configurations; what a function makes has no file to run it again by",
         )
     planned, delta = require_rounds("rounds", rounds), require_within("delta", "delta", delta)
-    cells = [
-        Cell(
-            label,
-            stated(planned, seed, delta),
-            make=partial(_made, what, clients or (), given, seed),
-        )
-        for label, given in settings.items()
-        for seed in range(require_count("seeds", seeds))
-    ]
+    cells = []
+    for label, given in settings.items():
+        for seed in range(require_count("seeds", seeds)):
+            make = partial(_made, what, clients or (), given, seed)
+            cells.append(Cell(label, stated(planned, seed, delta), make=make))
     for cell in cells[::seeds]:
         assert cell.make is not None
         with named(cell.label), catch_warnings():
@@ -163,26 +160,36 @@ class Compared(Sequence[Summary]):
         """Format the table, and the notes that belong beside it."""
         from fedveil_lab.report.tables import comparison_notes, comparison_tables
 
-        tables = [table.text(WIDTH) for table in comparison_tables(self.summaries, WIDTH)]
-        notes = [cleaned(note, len(note), keep="\n") for note in comparison_notes(self.summaries)]
-        return (
-            "\n".join(line for text in (*tables, *notes) for line in (broken_lines(text, WIDTH)))
-            + "\n"
-        )
+        texts = [table.text(WIDTH) for table in comparison_tables(self.summaries, WIDTH)]
+        for note in comparison_notes(self.summaries):
+            texts.append(cleaned(note, len(note), keep="\n"))
+        lines = list[str]()
+        for text in texts:
+            lines += broken_lines(text, WIDTH)
+        return "\n".join(lines) + "\n"
+
+
+def _configuration(what: Config | str | Path) -> Config:
+    """As given, or from its file."""
+    if isinstance(what, Config):
+        return what
+    return load(str(what))
 
 
 def _made(make: Make, clients: Clients, given: OwnSetting, seed: int) -> Federation:
-    method, local = given if isinstance(given, tuple) else (given, None)
-    return make_one(make, clients, method, seed, **({} if local is None else {"local": local}))
+    if not isinstance(given, tuple):
+        return make_one(make, clients, given, seed)
+    method, local = given
+    return make_one(make, clients, method, seed, local=local)
 
 
 def require_function(what: Any) -> None:
     """Refuse an argument that is neither a configuration nor a function that makes a federation."""
-    if not callable(what) or isinstance(what, type):
-        accepted = "must be a configuration, its path, or a function (clients, method, seed) that makes a Federation"
-        raise FieldError(
-            "what", what.__name__ if isinstance(what, type) else type(what).__name__, accepted
-        )
+    accepted = "must be a configuration, its path, or a function (clients, method, seed) that makes a Federation"
+    if isinstance(what, type):
+        raise FieldError("what", what.__name__, accepted)
+    if not callable(what):
+        raise FieldError("what", type(what).__name__, accepted)
 
 
 def _require(call: str, **given: Any) -> None:
@@ -201,7 +208,9 @@ def shown() -> Progress:
     from fedveil_lab.report.progress import Display
 
     console = Console(stderr=True)
-    return Display(console) if console.is_terminal else Silent()
+    if not console.is_terminal:
+        return Silent()
+    return Display(console)
 
 
 def audit(
@@ -262,10 +271,10 @@ def audit(
     """
     progress = progress or shown()
     if isinstance(what, Config | str | Path):
-        config = what if isinstance(what, Config) else load(str(what))
         out = options.pop("out", None)
-        asked = options if replicates is None else {"replicates": replicates, **options}
-        return play(game_of(config, **asked), out, progress)
+        if replicates is not None:
+            options["replicates"] = replicates
+        return play(game_of(_configuration(what), **options), out, progress)
     require_function(what)
     _require("audit(make, clients, method, rounds=10)", clients=clients, rounds=rounds)
     for name, value in options.items():
@@ -275,19 +284,30 @@ def audit(
         raise FieldError("target", target, f"there are clients 0 to {len(held) - 1}")
     where = range(len(held))[target]
     shadow, others = held[where], [*held[:where], *held[where + 1 :]]
-    known = _held_out(others) if reference is None else as_client(reference, "reference")
-    relation = _relation(what, held, method) if instead is None else "replace-one"
-    stand_in = held[where - 1] if instead is None else as_client(instead, "instead")
+    if reference is None:
+        known = _held_out(others)
+    else:
+        known = as_client(reference, "reference")
+    if instead is None:
+        relation, stand_in = _relation(what, held, method), held[where - 1]
+    else:
+        relation, stand_in = "replace-one", as_client(instead, "instead")
     if relation == "zero-out":
         stand_in = ClientData(shadow.x[:0], shadow.y[:0])
-    without = others if relation == "add/remove" else [*held[:where], stand_in, *held[where + 1 :]]
-    settings = {"no defence": None} | ({} if method is None else {"with the method": method})
+    without = others
+    if relation != "add/remove":
+        without = [*held[:where], stand_in, *held[where + 1 :]]
+    settings: dict[str, AnyMethod | None] = {"no defence": None}
+    if method is not None:
+        settings["with the method"] = method
+    if replicates is None:
+        replicates = 10
     game = OwnGame(
         what,
         {True: held, False: without},
         settings,
         require_rounds("rounds", rounds),
-        require_count("replicates", 10 if replicates is None else replicates, least=4),
+        require_count("replicates", replicates, least=4),
         (shadow, known),
         relation,
         require_within("delta", "delta", delta),
@@ -335,12 +355,11 @@ class OwnAudit(Audit):
         from fedveil_lab.report.audit_tables import answered
 
         own = [v for v in self.verdicts if v.setting == self.verdicts[-1].setting]
-        answer = answered(own[0].setting, own, max(own, key=lambda v: v.point))
+        answer = answered(own[0].setting, own, max(own, key=attrgetter("point")))
         lines = [f"Can others tell whether client {self.target} takes part? {answer}"]
-        lines += [
-            f"{v.setting}, {v.attack}: AUC {v.point:.3f} ({v.low:.2f}-{v.high:.2f}) over {v.n} runs"
-            for v in self.verdicts
-        ]
+        for v in self.verdicts:
+            area = f"AUC {v.point:.3f} ({v.low:.2f}-{v.high:.2f})"
+            lines.append(f"{v.setting}, {v.attack}: {area} over {v.n} runs")
         measured = f"epsilon >= {rounded_down(self.measured.lower)} of at most {self.measured.ceiling:.2f} provable"
         lines.append(f"promised: {self.promised}; measured: {measured} ({self.relation}, 95%)")
         return "\n".join(lines)
@@ -349,14 +368,18 @@ class OwnAudit(Audit):
 def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
     """Return the relation of a method's promise for a client, after a round of the method."""
     promise = make_one(make, clients, method, 0).run(1).guarantee
-    return promise.relation if promise.proven and promise.unit not in PARTS else "zero-out"
+    if promise.proven and promise.unit not in PARTS:
+        return promise.relation
+    return "zero-out"
 
 
 def _held_out(clients: Sequence[ClientData]) -> ClientData | None:
     """Join what the given clients hold out."""
-    parts = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None]
-    return (
-        ClientData(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
-        if parts
-        else None
-    )
+    x, y = list[Tensor](), list[Tensor]()
+    for client in clients:
+        if client.test_x is not None and client.test_y is not None:
+            x.append(client.test_x)
+            y.append(client.test_y)
+    if not x:
+        return None
+    return ClientData(torch.cat(x), torch.cat(y))

@@ -114,27 +114,34 @@ def read_off(
         if name in (target, person, site):
             continue
         column = Column(rows, name)
-        if kind := "index" if name in rows.index else _kind(column):
+        kind = "index"
+        if name not in rows.index:
+            kind = _kind(column)
+        if kind:
             found.left_out[name] = kind
-            found.said += [_no_number(column)] if kind == "codes" else []
+            if kind == "codes":
+                found.said.append(_no_number(column))
             continue
-        if column.missing.any() and not missing:
-            column.refuse(column.missing, f"is missing: {FIX}")
-        gaps |= {name: "indicator"} if column.missing.any() else {}
+        if column.missing.any():
+            if not missing:
+                column.refuse(column.missing, f"is missing: {FIX}")
+            gaps[name] = "indicator"
         inputs[name] = _limits_of(column)
         found.said += odd(column)
     if not inputs:
         named = ", ".join(found.left_out) or "the rest"
         accepted = f"has no column left for inputs: {named} are ids, sites, dates or texts; add measurements"
         raise FieldError("data", str(path), accepted)
-    found.about |= {"missing": gaps} if gaps else {}
+    if gaps:
+        found.about["missing"] = gaps
     predicted = Column(rows, target)
     found.about |= _classes_of(predicted, chosen)
     if not are_lists(predicted.values):
         found.said += odd(predicted, "take these rows out") + _rare(predicted, found.about)
-        found.said += [told for name in inputs if (told := leak(Column(rows, name), predicted))]
+        leaks = [leak(Column(rows, name), predicted) for name in inputs]
+        found.said += filter(None, leaks)
     if site:
-        found.about |= {"client_column": site}
+        found.about["client_column"] = site
     return found
 
 
@@ -168,7 +175,9 @@ def _kind(column: Column) -> str:
                 "is no number, as all others are: a second header, or units? Take the row out",
             )
         return "codes"
-    return "texts" if column.present_texts.nunique() > FEW else ""
+    if column.present_texts.nunique() > FEW:
+        return "texts"
+    return ""
 
 
 def _named(column: Column) -> str:
@@ -203,7 +212,9 @@ def _counter_or_date(column: Column) -> str:
         return "id"
     if len(kinds) > FEW and bool(np.isin(np.diff(numbers), (0, 1)).all()):
         return "counter"
-    return "date" if are_days(kinds) else ""
+    if are_days(kinds):
+        return "date"
+    return ""
 
 
 def _refuse_nearly(column: Column) -> None:
@@ -216,9 +227,13 @@ def _refuse_nearly(column: Column) -> None:
     if len(some) < max(MOST_ARE * len(kinds[:200]), 1):
         return
     numbers = [text for text in kinds if style.reads(text)]
-    nearly = {
-        text: why for text in kinds if not style.reads(text) and (why := nearly_number(text, style))
-    }
+    nearly = {}
+    for text in kinds:
+        if style.reads(text):
+            continue
+        why = nearly_number(text, style)
+        if why:
+            nearly[text] = why
     both = len(numbers) + len(nearly)
     if not nearly or both < max(MOST_ARE * len(kinds), 1):
         return
@@ -308,12 +323,10 @@ def _refuse_ids(column: Column, chosen: bool) -> None:
     amounts, unless they count the rows or rise from each to the next.
     """
     whole = column.numeric and bool((column.numbers == np.floor(column.numbers)).all())
-    if column.texts.nunique() > FEW and (whole or not column.numeric) and (kind := _named(column)):
-        raise FieldError(
-            "target",
-            column.name,
-            f"is called like a {kind}'s number or name: name the column to predict",
-        )
+    kind = _named(column)
+    if kind and column.texts.nunique() > FEW and (whole or not column.numeric):
+        accepted = f"is called like a {kind}'s number or name: name the column to predict"
+        raise FieldError("target", column.name, accepted)
     if len(column.texts) < MANY or column.texts.nunique() < len(column.texts):
         return
     if not column.numeric:
@@ -332,11 +345,9 @@ def _refuse_ids(column: Column, chosen: bool) -> None:
         and not any(pointed in text for text in column.texts)
         and (counts or not chosen)
     ):
-        fix = (
-            f"write its numbers with a point (5{pointed}0)"
-            if chosen
-            else f"give --target {column.name}"
-        )
+        fix = f"give --target {column.name}"
+        if chosen:
+            fix = f"write its numbers with a point (5{pointed}0)"
         accepted = "holds another whole number in each row, as ids and counters do: name the column to predict. "
         raise FieldError("target", column.name, f"{accepted}If it is an amount, {fix}")
 
@@ -350,13 +361,17 @@ def _missing_target(column: Column) -> NDArray[np.bool_]:
 
 def _limits_of(column: Column) -> list[Any]:
     """Return the lowest and highest number, rounded outwards, or the different texts."""
-    return around(column.present_numbers) if column.numeric else _texts_once(column)
+    if column.numeric:
+        return around(column.present_numbers)
+    return _texts_once(column)
 
 
 def around(numbers: NDArray[np.float64]) -> list[float]:
     """Return a range around the numbers: in whole numbers, or in one digit of their spread where that is below 1."""
     low, high = float(numbers.min()), float(numbers.max())
-    digits = 0 if high - low >= 1 or high == low else -math.floor(math.log10(high - low))
+    digits = 0
+    if 0 < high - low < 1:
+        digits = -math.floor(math.log10(high - low))
     if digits == 0 or digits > 300:
         return [math.floor(low), max(math.ceil(high), math.floor(low) + 1)]
     step = 10.0**-digits
@@ -374,7 +389,8 @@ def around(numbers: NDArray[np.float64]) -> list[float]:
 def _texts_once(column: Column) -> list[str]:
     """Return the different texts of a column, those of numbers by size; refuse a text that is spelt in two ways."""
     texts = column.present_texts.unique()
-    if pair := spelt_twice(texts):
+    pair = spelt_twice(texts)
+    if pair:
         fix = "one category, or two? Write each in one way, or list both in [data]"
         column.refuse_text(pair[1], f"is like {pair[0]!r} of another row: {fix}")
     if len(texts) > 2 and {text.casefold() for text in texts} <= YES_OR_NO:
@@ -382,7 +398,9 @@ def _texts_once(column: Column) -> list[str]:
             texts[-1], f"is yes or no, which is written in several ways: {', '.join(sorted(texts))}"
         )
     style = column.rows.style
-    return sorted(map(str, texts), key=style.number if all(map(style.reads, texts)) else None)
+    if all(map(style.reads, texts)):
+        return sorted(map(str, texts), key=style.number)
+    return sorted(map(str, texts))
 
 
 def _mostly_numbers(column: Column) -> bool:

@@ -147,67 +147,93 @@ def first_config(
     if about["name"] in ("folder", "npz") and dataset.classes:
         about["classes"] = list(dataset.class_names) or dataset.classes
     chosen = _positive(dataset, positive)
-    about |= {"positive": chosen} if chosen else {}
-    units = len(dataset.x) if dataset.group is None else int(dataset.group.max()) + 1
-    parties = len(dataset.owners) if site else require_count("clients", clients)
+    if chosen:
+        about["positive"] = chosen
+    units = len(dataset.x)
+    if dataset.group is not None:
+        units = int(dataset.group.max()) + 1
+    if site:
+        parties = len(dataset.owners)
+    else:
+        parties = require_count("clients", clients)
     if parties > units:
         raise FieldError(
             "clients", clients, f"must be at most {units}, so that everybody has something"
         )
-    promised = protect != "nothing"
-    privacy = _privacy(protect, EPSILONS[0] if epsilon is None else epsilon, dataset, parties, sum_)
+    promised, epsilons = protect != "nothing", EPSILONS
+    if epsilon is not None:
+        epsilons = (epsilon,)
+    privacy = _privacy(protect, epsilons[0], dataset, parties, sum_)
     several = not dataset.classes and bool(about.get("classes"))
-    loss = "cross_entropy" if dataset.classes else LOSS if several else "mse"
-    epsilons = (EPSILONS if epsilon is None else (epsilon,)) if promised else ()
-    weights: list[float] = []
+    loss = "mse"
+    if dataset.classes:
+        loss = "cross_entropy"
+    elif several:
+        loss = LOSS
+    weights, rule = list[float](), dict[str, Any]()
     if promised:
-        ordered = with_positive(dataset, chosen) if chosen else dataset
-        weights = class_weights(ordered, protect) if loss == "cross_entropy" else []
-        train = _client_training if protect == "client" else _noisy_training
+        if loss == "cross_entropy":
+            ordered = dataset
+            if chosen:
+                ordered = with_positive(dataset, chosen)
+            weights = class_weights(ordered, protect)
+        train = _client_training
+        if protect != "client":
+            train = _noisy_training
         model, local, settings = train(dataset, about, loss, parties, privacy, epsilons, weights)
+        rule["aggregator"] = {"name": "fedavgm", "momentum": MOMENTUM}
     else:
         model, local, settings = _plain_training(dataset, loss)
-    rule = {"aggregator": {"name": "fedavgm", "momentum": MOMENTUM}} if promised else {}
     said = []
     if chosen and not positive:
         other = dataset.names()[0]
         said.append(
             f"positive class: {chosen}, the second of the two; --positive {shlex.quote(other)} takes the other"
         )
-    said += [
-        f"column {column!r} is no input: it {_left_out(kind, column)}"
-        for column, kind in left_out.items()
-    ]
-    read = [f"data.{key}" for key in LIMITS if about.get(key)] + [
-        f"privacy.{key}" for key in MOST if key in privacy
-    ]
-    read += ["local.loss" if protect == "client" else "local.class_weights"] * bool(weights)
-    shown = _together(epsilons)
-    text = Template(
-        (files("fedveil_lab.config") / "first.toml").read_text(encoding="utf-8")
-    ).substitute(
+    for column, kind in left_out.items():
+        said.append(f"column {column!r} is no input: it {_left_out(kind, column)}")
+    read = [f"data.{key}" for key in LIMITS if about.get(key)]
+    read += [f"privacy.{key}" for key in MOST if key in privacy]
+    if weights and protect == "client":
+        read.append("local.loss")
+    elif weights:
+        read.append("local.class_weights")
+    read_off_data = shown = together = ""
+    if read:
+        read_off_data = READ_OFF + dumps({"read_off": read})
+    if promised:
+        shown = _together(epsilons)
+    if shown:
+        together = f"# {shown}\n"
+    dealt: dict[str, Any] = {"clients": clients, "holdout": 0.2, **about}
+    if site:
+        dealt["clients"] = NATURAL
+    template = (files("fedveil_lab.config") / "first.toml").read_text(encoding="utf-8")
+    text = Template(template).substitute(
         name=name,
         rounds=privacy.get("rounds", 20),
-        read_off=READ_OFF + dumps({"read_off": read}) if read else "",
+        read_off=read_off_data,
         left_out="".join(f"# {line}\n" for line in said),
-        data=dumps({"data": {"clients": NATURAL if site else clients, "holdout": 0.2, **about}}),
+        data=dumps({"data": dealt}),
         model=dumps({"model": model}),
         local=dumps({"local": local, **rule}),
         privacy=dumps({"privacy": privacy}),
-        together=f"# {shown}\n" if shown else "",
+        together=together,
         settings="".join(f"    {one},\n" for one in settings),
     )
     text = re.sub(
         r"\[\n((?: +[^{\s].*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text
     )  # a list a line
     parse(tomllib.loads(text))
-    said += noticed + [shown] * bool(shown)
-    return text, said + _chosen(
-        about,
-        EPSILONS[0] if promised and epsilon is None else None,
-        read if promised else [],
-        several,
-    )
+    said += noticed
+    if shown:
+        said.append(shown)
+    if not promised:
+        return text, said + _chosen(about, None, [], several)
+    usual = None
+    if epsilon is None:
+        usual = EPSILONS[0]
+    return text, said + _chosen(about, usual, read, several)
 
 
 def _privacy(
@@ -224,16 +250,16 @@ def _privacy(
             "rounds": ROUNDS,
             "clip": CLIP,
         }
-    units = (
-        len(dataset.x)
-        if protect == "record" or dataset.group is None
-        else int(dataset.group.max()) + 1
-    )
+    units = len(dataset.x)
+    if protect == "person" and dataset.group is not None:
+        units = int(dataset.group.max()) + 1
     planned = max(1, int(0.8 * units / parties))
     whose: dict[str, Any] = {"examples": planned}
     if protect == "person":
         whose = {"unit": "person", "people": planned, **_most(dataset)}
-    sums = {} if sum_ == "none" else {"sum": sum_, "silos": parties}
+    sums: dict[str, Any] = {}
+    if sum_ != "none":
+        sums = {"sum": sum_, "silos": parties}
     return {
         "method": "record",
         **sums,
@@ -250,9 +276,11 @@ def _plain_training(
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Make ``[model]``, ``[local]`` and the settings of ``[compare]`` where nobody is promised anything."""
     image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
-    model = {"name": "small_cnn" if image else "logistic"}
+    model = "logistic"
+    if image:
+        model = "small_cnn"
     local = {"lr": 0.1, "epochs": 2, "batch_size": 16, **_loss(loss)}
-    return model, local, [_inline(NO_PRIVACY)]
+    return {"name": model}, local, [_inline(NO_PRIVACY)]
 
 
 def _client_training(
@@ -280,7 +308,9 @@ def _client_training(
         "epochs": PLAIN_STEPS,
         "batch_size": WHOLE,
     }
-    local |= {"loss": _weighted(weights)} if weights else _loss(loss)
+    local |= _loss(loss)
+    if weights:
+        local["loss"] = _weighted(weights)
     return _linear(inputs), local, [_inline(one) for one in settings]
 
 
@@ -311,17 +341,15 @@ def _noisy_training(
     if weights:
         local["class_weights"] = list(weights)
         baseline |= {"class_weights": [], "loss": _weighted(weights)}
-    return (
-        _linear(inputs),
-        local,
-        [_inline(one) for one in [{**NO_PRIVACY, "local": baseline}, *settings]],
-    )
+    every = [{**NO_PRIVACY, "local": baseline}, *settings]
+    return _linear(inputs), local, list(map(_inline, every))
 
 
 def _linear(inputs: InputScaling) -> dict[str, str]:
     """Make the keys of a linear model that scales its inputs in the given way."""
-    scaled = {} if inputs.scaling == "given" else {"inputs": inputs.scaling}
-    return {"name": "logistic", **scaled}
+    if inputs.scaling == "given":
+        return {"name": "logistic"}
+    return {"name": "logistic", "inputs": inputs.scaling}
 
 
 def _weighted(weights: Sequence[float]) -> str:
@@ -332,13 +360,20 @@ def _weighted(weights: Sequence[float]) -> str:
 
 def _loss(name: str) -> dict[str, str]:
     """Make the key of a loss other than the default."""
-    return {} if name == "cross_entropy" else {"loss": name}
+    if name == "cross_entropy":
+        return {}
+    return {"loss": name}
 
 
 def _inline(table: Mapping[str, Any]) -> str:
     """Write a table of TOML in one line."""
-    values = {k: _inline(v) if isinstance(v, Mapping) else json.dumps(v) for k, v in table.items()}
-    return "{ " + ", ".join(f"{key} = {value}" for key, value in values.items()) + " }"
+    pairs = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            pairs.append(f"{key} = {_inline(value)}")
+        else:
+            pairs.append(f"{key} = {json.dumps(value)}")
+    return "{ " + ", ".join(pairs) + " }"
 
 
 def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
@@ -346,7 +381,8 @@ def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
     if len(epsilons) < 2:
         return ""
     total = epsilon_of_mu(compose_mu(mu_of_epsilon(one, delta) for one in epsilons), delta)
-    named = f"{', '.join(f'{one:g}' for one in epsilons[:-1])} and {epsilons[-1]:g}"
+    *others, last = [f"{one:g}" for one in epsilons]
+    named = f"{', '.join(others)} and {last}"
     return f"whoever sees all of epsilon {named} sees epsilon {total:.2f} in total (delta {delta:g}), for one seed"
 
 
@@ -390,11 +426,9 @@ def _about(
             "is a column of a table; docs/data.md says how others have natural clients",
         )
     if path.exists():
-        about = (
-            {"name": "folder", "path": data, "size": [EDGE, EDGE]}
-            if path.is_dir()
-            else {"name": "npz", "path": data}
-        )
+        about: dict[str, Any] = {"name": "npz", "path": data}
+        if path.is_dir():
+            about = {"name": "folder", "path": data, "size": [EDGE, EDGE]}
         return about | whose, {}, []
     return {"name": data} | whose, {}, []
 
@@ -417,32 +451,32 @@ def _most(dataset: DataSet) -> dict[str, int]:
     if dataset.owner is not None:
         both = dataset.group * len(dataset.owners) + dataset.owner
         most["silos_per_person"] = int((torch.unique(both) // len(dataset.owners)).bincount().max())
-    return {
-        name: count for name, count in most.items() if name == "records_per_person" or count > 1
-    }
+        if most["silos_per_person"] == 1:
+            del most["silos_per_person"]
+    return most
 
 
 def _chosen(
     about: dict[str, Any], epsilon: float | None, read: list[str], several: bool
 ) -> list[str]:
     """List what the file sets without having asked."""
-    said = (
-        []
-        if epsilon is None
-        else [f"[privacy] epsilon = {epsilon:g}, in total: less protects more"]
-    )
+    said = []
+    if epsilon is not None:
+        said.append(f"[privacy] epsilon = {epsilon:g}, in total: less protects more")
     if "target" in about:
-        held = "any of" if several else "one of"
-        kind = (
-            f"{held} {about['classes']}"
-            if "classes" in about
-            else f"a number within {about['target_range']}"
-        )
+        if "classes" not in about:
+            kind = f"a number within {about['target_range']}"
+        elif several:
+            kind = f"any of {about['classes']}"
+        else:
+            kind = f"one of {about['classes']}"
         said.append(f'[data] target = "{about["target"]}": {kind}')
-    style = [
-        f'{key} = "{about[key]}"'
-        for key in ("separator", "decimal", "thousands", "encoding")
-        if key in about
-    ]
-    said += [f"[data] {', '.join(style)}: as the file looks"] * bool(style)
-    return said + [f"read_off = {read}: agree on these without looking at the data"] * bool(read)
+    style = []
+    for key in ("separator", "decimal", "thousands", "encoding"):
+        if key in about:
+            style.append(f'{key} = "{about[key]}"')
+    if style:
+        said.append(f"[data] {', '.join(style)}: as the file looks")
+    if read:
+        said.append(f"read_off = {read}: agree on these without looking at the data")
+    return said

@@ -90,22 +90,27 @@ def records_of(
         [rounds][K], what each client sent; None where nobody kept it, and then no attack may ask for odds.
     """
     out_x, out_y = held_out(held)
-    x, y = (
-        torch.cat([getattr(c, part) for c in held] + [out[::2], out[1::2]])
-        for part, out in (("x", out_x), ("y", out_y))
-    )
-    owner = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(c.x) for c in held]))
+    x = torch.cat([*(client.x for client in held), out_x[::2], out_x[1::2]])
+    y = torch.cat([*(client.y for client in held), out_y[::2], out_y[1::2]])
+    counts = torch.tensor([len(client.x) for client in held])
+    owner = torch.repeat_interleave(torch.arange(len(held)), counts)
     losses = -loss_of_confidence(confidence(*tools, models, x, y))
     odds = torch.zeros(0, len(held), len(y))
     if table is not None:
-        rows = [torch.stack([r.model for r in row]) for row in table]
-        odds = torch.stack([confidence(*tools, row, x, y) for row in rows])
+        by_round = []
+        for row in table:
+            sent = torch.stack([received.model for received in row])
+            by_round.append(confidence(*tools, sent, x, y))
+        odds = torch.stack(by_round)
+    who, others = list[Tensor](), list[Tensor]()
+    for client in held:
+        if client.person is not None and client.test_person is not None:
+            who.append(client.person)
+            others.append(client.test_person)
     persons = None
-    if all(c.person is not None and c.test_person is not None for c in held):
-        who, others = (
-            torch.cat([getattr(c, field) for c in held]) for field in ("person", "test_person")
-        )
-        persons = who, torch.cat([others[::2], others[1::2]])
+    if len(who) == len(held):
+        outside = torch.cat(others)
+        persons = torch.cat(who), torch.cat([outside[::2], outside[1::2]])
     return ServerRecords(losses, odds, y, owner, len(out_x[::2]), persons)
 
 
@@ -131,8 +136,11 @@ class MembershipGame(Attacking):
 
     def usual(self) -> list[str]:
         """List the attacks that need no shadow models and can be played on every client."""
-        people = self.config.privacy.options.get("unit") == "person"
-        left_out = (*(() if people else BY_PERSON), *(BY_CLIENT if self.small else ()))
+        left_out = list[str]()
+        if self.config.privacy.options.get("unit") != "person":
+            left_out += BY_PERSON
+        if self.small:
+            left_out += BY_CLIENT
         return [name for name in MEMBERSHIPS if name not in left_out and not shadowed(name)]
 
     @cached_property
@@ -149,15 +157,18 @@ class MembershipGame(Attacking):
 
     @property
     def _probes(self) -> tuple[MembershipView | ShadowView, ...]:
-        asked = {shadowed(name) for name in self.chosen}
-        return (MembershipView(),) * (False in asked) + (ShadowView(),) * (True in asked)
+        asked, probes = set(map(shadowed, self.chosen)), list[MembershipView | ShadowView]()
+        if False in asked:
+            probes.append(MembershipView())
+        if True in asked:
+            probes.append(ShadowView())
+        return tuple(probes)
 
     @cached_property
     def settings(self) -> list[Planned]:
         """List the undefended federation first; settings that match another's sigma are left out."""
-        return [
-            planned for planned in settings_of(self.config, self.compare) if not planned.matches
-        ]
+        every = settings_of(self.config, self.compare)
+        return [planned for planned in every if not planned.matches]
 
     @cached_property
     def of_run(self) -> dict[tuple[str, int], Cell]:
@@ -183,8 +194,11 @@ class MembershipGame(Attacking):
         if asked and self.small:
             accepted = f"{self.small}, which {', '.join(asked)} ask for: raise data.min_size, or name other attacks"
             raise FieldError("data.partition", self.config.data.partition, accepted)
-        left_out = f"left out: {', '.join(sorted(BY_CLIENT))}, as {self.small}; data.min_size = 3 plays them"
-        return [*setup.warnings, *([left_out] if self.small and not self.attacks else [])]
+        notes = list(setup.warnings)
+        if self.small and not self.attacks:
+            left_out = ", ".join(sorted(BY_CLIENT))
+            notes.append(f"left out: {left_out}, as {self.small}; data.min_size = 3 plays them")
+        return notes
 
     def cells(self) -> list[Cell]:
         return list(self.of_run.values())
@@ -200,38 +214,30 @@ class MembershipGame(Attacking):
             if values["trust"] == "central" and label not in trusted:
                 trusted.append(label)
             for name in self.chosen:
-                seen = values["concluded"][
-                    (ShadowView if shadowed(name) else MembershipView)().name
-                ]
-                if name in seen["figures"]:
-                    one = {
-                        key: seen[key][name]
-                        for key in ("figures", "rates", "others")
-                        if name in seen[key]
-                    }
-                    scores.setdefault((label, name), []).append(one)
-                    if name in seen["roc"]:
-                        roc.setdefault(label, {}).setdefault(name, seen["roc"][name])
-                else:
-                    why = seen["refused"].get(name, "was not played")
-                    refused.setdefault((label, name), []).append(
-                        f"under seed {self.config.seed + run}: {why}"
-                    )
-        undefended = self.settings[0].label
-        bare = {
-            n: [float(o["figures"]) for o in v]
-            for (label, n), v in scores.items()
-            if label == undefended
-        }
-        verdicts = [
-            _over_runs(label, name, values, bare.get(name, ()), refused.get((label, name), ()))
-            for (label, name), values in scores.items()
-        ]
-        lines = [
-            Refused(name, label, why[0])
-            for (label, name), why in refused.items()
-            if (label, name) not in scores
-        ]
+                view = MembershipView.name
+                if shadowed(name):
+                    view = ShadowView.name
+                seen = values["concluded"][view]
+                if name not in seen["figures"]:
+                    why = f"under seed {self.config.seed + run}: "
+                    why += seen["refused"].get(name, "was not played")
+                    refused.setdefault((label, name), []).append(why)
+                    continue
+                one = {}
+                for key in ("figures", "rates", "others"):
+                    if name in seen[key]:
+                        one[key] = seen[key][name]
+                scores.setdefault((label, name), []).append(one)
+                if name in seen["roc"]:
+                    roc.setdefault(label, {}).setdefault(name, seen["roc"][name])
+        undefended, verdicts, lines = self.settings[0].label, [], []
+        for (label, name), runs in scores.items():
+            bare = [float(one["figures"]) for one in scores.get((undefended, name), ())]
+            why_not = refused.get((label, name), ())
+            verdicts.append(_over_runs(label, name, runs, bare, why_not))
+        for (label, name), reasons in refused.items():
+            if (label, name) not in scores:
+                lines.append(Refused(name, label, reasons[0]))
         notes = [
             f"{label}: the server is trusted and sees clear updates; only attacks on the global model are an outsider's"
             for label in trusted
@@ -264,17 +270,23 @@ def _over_runs(
                 )
             else:
                 details[f"TPR at FPR {alpha:g}"] = float(np.mean(rates))
+    without_defence: float | None = None
+    valid: bool | None = None
+    if bare:
+        without_defence = float(np.mean(bare))
+        chance = 0.5
+        if name in UNITS:
+            chance = 0.0
+        valid = beats_guessing(student_interval(bare), chance)
     return Verdict.of(
-        point if interval is None else interval,
+        interval or point,
         attack=name,
         setting=label,
         figure=UNITS.get(name, "AUC"),
         n=n,
         replication="one run",
-        without_defence=float(np.mean(bare)) if bare else None,
-        valid=beats_guessing(student_interval(bare), 0.0 if name in UNITS else 0.5)
-        if bare
-        else None,
+        without_defence=without_defence,
+        valid=valid,
         threat="honest-but-curious server",
         details=details,
         notes=notes,

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -117,19 +118,16 @@ class ParticipationGame(Attacking):
 
     def _lacking(self, roles: World) -> FieldError | None:
         """Return why a world cannot be played: nobody can stand in, or a client without examples takes no part."""
-        noisy = [
-            planned.label for planned in self.settings if planned.config.privacy.method == "record"
-        ]
-        if roles.stand_in == "empty" and noisy:
-            accepted = f"has a client that takes no noisy step in {noisy[0]!r}: use --out-world remove or replace"
-            return FieldError("--out-world", roles.stand_in, accepted)
+        for planned in self.settings:
+            if roles.stand_in == "empty" and planned.config.privacy.method == "record":
+                accepted = f"has a client that takes no noisy step in {planned.label!r}: use --out-world remove or replace"
+                return FieldError("--out-world", roles.stand_in, accepted)
         last = self.settings[-1].config
         own = [case for case in self.cases if case.setting == self.settings[-1].label]
-        every = (
-            last.data.partition in DRAWN or roles.stand_in == "twin"
-        )  # else one deal tells for all
+        if last.data.partition not in DRAWN and roles.stand_in != "twin":
+            own = own[:1]  # one deal tells for all
         try:
-            for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
+            for seed in {case.seed(self.config.seed) for case in own}:
                 hand_out(last.data, self.dealt, roles.model_copy(update={"inside": False}), seed)
         except FieldError as error:
             return error
@@ -138,10 +136,10 @@ class ParticipationGame(Attacking):
     def _relation(self, planned: Planned) -> str:
         """Return the relation of a client's promise in a setting's models, or ""; metrics beside them have no world."""
         with suppress(FieldError):
-            promise = promised(
-                prepared(planned.config.model_copy(update={"publish": Publishing()}))
-            ).guarantee
-            return promise.relation if promise.proven and promise.unit not in PARTS else ""
+            quiet = planned.config.model_copy(update={"publish": Publishing()})
+            promise = promised(prepared(quiet)).guarantee
+            if promise.proven and promise.unit not in PARTS:
+                return promise.relation
         return ""
 
     @property
@@ -152,10 +150,13 @@ class ParticipationGame(Attacking):
     @cached_property
     def cases(self) -> list[Case]:
         """List every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
-        matched = any(p.matches for p in self.settings)
-        kinds = [HONEST] * (matched or any(name != Active.name for name in self.chosen))
-        kinds += [MALICIOUS] * (Active.name in self.chosen)
-        return cases_of((p.label for p in self.settings), kinds, self.rehearsals, self.replicates)
+        kinds, labels = [], [planned.label for planned in self.settings]
+        matched = any(planned.matches for planned in self.settings)
+        if matched or set(self.chosen) - {Active.name}:
+            kinds.append(HONEST)
+        if Active.name in self.chosen:
+            kinds.append(MALICIOUS)
+        return cases_of(labels, kinds, self.rehearsals, self.replicates)
 
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
@@ -164,13 +165,13 @@ class ParticipationGame(Attacking):
         A setting that matches another's sigma takes the average sigma of the other's rehearsals with the target, as
         metric privacy's sigma depends on the clients that take part.
         """
-        planned, cells = {p.label: p for p in self.settings}, dict[Case, Cell]()
+        by_label, cells = {planned.label: planned for planned in self.settings}, dict[Case, Cell]()
         for case in self.cases:
-            setting = planned[case.setting]
-            sources = self.rehearsed(setting.matches, cells) if setting.matches else None
-            world = self.roles.model_copy(
-                update={"inside": case.inside, "crafted": case.kind == MALICIOUS}
-            )
+            setting, sources = by_label[case.setting], None
+            if setting.matches:
+                sources = self.rehearsed(setting.matches, cells)
+            played = {"inside": case.inside, "crafted": case.kind == MALICIOUS}
+            world = self.roles.model_copy(update=played)
             config = AuditedConfig.of(setting.config, world, seed=case.seed(self.config.seed))
             cells[case] = Cell(case.setting, config, (ParticipationView(self._others),), sources)
         return cells
@@ -178,20 +179,22 @@ class ParticipationGame(Attacking):
     @cached_property
     def _others(self) -> tuple[type[Attack], ...]:
         """Return the attacks that a user registered, and those that weigh their scores."""
-        kinds = [ATTACKS[name] for name in self.chosen if name in ATTACKS]
-        parts = [
-            part
-            for kind in kinds
-            for part in (kind.weighs if issubclass(kind, Weighing) else (kind,))
-        ]
+        parts = list[type[Attack]]()
+        for name in self.chosen:
+            kind = ATTACKS.get(name)
+            if kind is None:
+                continue
+            if issubclass(kind, Weighing):
+                parts += kind.weighs
+            else:
+                parts.append(kind)
         own = {*PASSIVE, SideChannel, *Active.weighs}
         return tuple(dict.fromkeys(part for part in parts if part not in own))
 
     def rehearsed(self, label: str, cells: Mapping[Case, Cell]) -> tuple[Cell, ...]:
         """Return the rehearsals with the target of a setting, whose average sigma a matching setting uses."""
-        return tuple(
-            cells[Case(label, HONEST, "rehearsal", True, i)] for i in range(self.rehearsals)
-        )
+        cases = [Case(label, HONEST, "rehearsal", True, i) for i in range(self.rehearsals)]
+        return tuple(cells[case] for case in cases)
 
     def cells(self) -> list[Cell]:
         return [*self.of_case.values()]
@@ -204,20 +207,18 @@ class ParticipationGame(Attacking):
         )
         setups = [prepare(AuditedConfig.of(planned.config, world)) for planned in self.settings]
         self._check_threats(setups[1:] or setups)
-        if lacking := self._lacking(self.roles):
+        lacking = self._lacking(self.roles)
+        if lacking:
             raise lacking
         notes = list(setups[-1].warnings)
         played, usual = self.roles.stand_in, self._worlds[0]
-        if (
-            self.world is None
-            and played != usual
-            and (lacking := self._lacking(self._roles(usual)))
-        ):
-            why = lacking.accepted.partition(":")[0]
-            notes.append(
-                f"--out-world {played} ({IN_ITS_PLACE[played]}) is played, because {usual!r} {why}"
-            )
-        inside = [c for c in self.cases if c.setting == self.settings[-1].label and c.inside]
+        if self.world is None and played != usual:
+            lacking = self._lacking(self._roles(usual))
+            if lacking:
+                why = f"because {usual!r} {lacking.accepted.partition(':')[0]}"
+                notes.append(f"--out-world {played} ({IN_ITS_PLACE[played]}) is played, {why}")
+        label = self.settings[-1].label
+        inside = [case for case in self.cases if case.setting == label and case.inside]
         lost = never_drawn(last, len(self.dealt.clients), self.roles, inside)
         if inside and len(lost) == len(inside):
             accepted = "is in no round's cohort in any run: it never trains; raise rounds or clients_per_round"
@@ -244,16 +245,14 @@ class ParticipationGame(Attacking):
     def judge(self, finished: Finished) -> Audit:
         """Compute figures from finished runs."""
         delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
-        done = {
-            case: Replicate.of(case, finished.outcomes[cell.key])
-            for case, cell in self.of_case.items()
-        }
+        done = {}
+        for case, cell in self.of_case.items():
+            done[case] = Replicate.of(case, finished.outcomes[cell.key])
         judged = judge_all(
             done, labels, self.chosen, self.roles.stand_in, delta, self.config.publish.metrics
         )
-        runs, rehearsed = (
-            {c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal")
-        )
+        runs = {case.index for case in self.cases if case.phase == "run"}
+        rehearsed = {case.index for case in self.cases if case.phase == "rehearsal"}
         values = {
             "name": self.config.name,
             **self.roles.roles(),
@@ -277,9 +276,9 @@ class ParticipationGame(Attacking):
 def _afterthoughts(replicates: Sequence[Replicate]) -> list[str]:
     """Return notes that only the finished runs allow."""
     notes = []
-    lacking = [r for r in replicates if r.missing]
+    lacking = [replicate for replicate in replicates if replicate.missing]
     if lacking:
-        classes = sorted({c for r in lacking for c in r.missing})
+        classes = sorted(set[int]().union(*(replicate.missing for replicate in lacking)))
         notes.append(
             f"in {len(lacking)} of {len(replicates)} runs the shadow data lack classes that the target has "
             f"({', '.join(map(str, classes))}): the attacks on them are weaker than with a fuller shadow"
@@ -294,25 +293,34 @@ def _about(planned: Planned, replicates: Iterable[Replicate]) -> dict[str, Any]:
     played = [r for r in replicates if r.case.setting == planned.label]
     played = [r for r in played if r.case.phase == "run"] or played
     played = [r for r in played if r.case.kind == HONEST] or played
-    inside, outside = ([r for r in played if r.case.inside is world] for world in (True, False))
-    accuracies = [
-        r.summary.values["metrics"].get("accuracy")
-        for r in sorted(inside, key=lambda r: r.case.index)
-    ]
+    inside, outside = list[Replicate](), list[Replicate]()
+    for replicate in played:
+        if replicate.case.inside:
+            inside.append(replicate)
+        else:
+            outside.append(replicate)
+    guarantee = relation = ""
+    if inside:
+        guarantee, relation = inside[0].summary.values["guarantee"], inside[0].relation
+    accuracies = []
+    for replicate in sorted(inside, key=attrgetter("case.index")):
+        accuracies.append(replicate.summary.values["metrics"].get("accuracy"))
     return {
         "method": planned.config.privacy.method,
-        "guarantee": inside[0].summary.values["guarantee"] if inside else "",
-        "guarantee_relation": inside[0].relation if inside else "",
+        "guarantee": guarantee,
+        "guarantee_relation": relation,
         "accuracy": _mean(accuracies),
         "accuracies": accuracies,
-        "sigma": _mean(r.sigma for r in inside),
-        "sigma_without_target": _mean(r.sigma for r in outside),
+        "sigma": _mean(map(attrgetter("sigma"), inside)),
+        "sigma_without_target": _mean(map(attrgetter("sigma"), outside)),
     }
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    if not known:
+        return None
+    return fmean(known)
 
 
 def check_audit(config: Config, replicates: int) -> None:
@@ -371,12 +379,13 @@ def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
                     "auc": auc["point"],
                     "low": auc["low"],
                     "high": auc["high"],
+                    "runs": values["replicates"],
                 }
-                attacks[r["setting"]].append({**entry, "runs": values["replicates"]})
+                attacks[r["setting"]].append(entry)
+        for entries in attacks.values():
+            entries.sort(key=lambda entry: -float(entry["auc"]))
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(
             "audit", path, error, "restore it, or move it away and ask the audit again"
         ) from error
-    return {
-        label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in attacks.items()
-    }
+    return attacks

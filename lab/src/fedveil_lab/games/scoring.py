@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -71,14 +72,12 @@ def cases_of(
     settings: Iterable[str], kinds: Sequence[str], rehearsals: int, runs: int
 ) -> list[Case]:
     """List every run of some settings in both worlds, each first with the target."""
-    counts = [("rehearsal", index) for index in range(rehearsals)] + [
-        ("run", index) for index in range(runs)
-    ]
-    places = product(settings, kinds, counts, (True, False))
-    return [
-        Case(setting, kind, phase, inside, index)
-        for setting, kind, (phase, index), inside in places
-    ]
+    cases = []
+    for setting, kind in product(settings, kinds):
+        for phase, count in (("rehearsal", rehearsals), ("run", runs)):
+            for index, inside in product(range(count), (True, False)):
+                cases.append(Case(setting, kind, phase, inside, index))
+    return cases
 
 
 @dataclass(frozen=True)
@@ -119,14 +118,18 @@ class Replicate:
     @property
     def sigma(self) -> float | None:
         """Mean sigma of the server's noise over rounds; None without such noise."""
-        return self.summary.noise("sigma") if self.summary.values["trust"] == "central" else None
+        if self.summary.values["trust"] != "central":
+            return None
+        return self.summary.noise("sigma")
 
     @property
     def relation(self) -> str:
         """Relation of the guarantee's epsilon; "" where it has none for a client."""
         parties = self.summary.values["guarantees"]
         party = parties.get("server") or parties["worst client"]
-        return str(party["relation"]) if "epsilon" in party and party["unit"] not in PARTS else ""
+        if "epsilon" not in party or party["unit"] in PARTS:
+            return ""
+        return str(party["relation"])
 
 
 def never_drawn(config: Config, n: int, world: World, cases: Sequence[Case]) -> list[Case]:
@@ -217,12 +220,16 @@ class Audit(Judgement):
 
 def modes_of(attack: str) -> tuple[str, ...]:
     """List the rows of an attack: one for each way of publishing, where it looks at published metrics."""
-    return tuple(PUBLISHED) if "metrics" in ATTACKS[attack].needs else ("",)
+    if "metrics" in ATTACKS[attack].needs:
+        return tuple(PUBLISHED)
+    return ("",)
 
 
 def row_of(attack: str, mode: str) -> str:
     """Return the name of an attack in tables."""
-    return f"{attack} ({mode})" if mode else attack
+    if not mode:
+        return attack
+    return f"{attack} ({mode})"
 
 
 def attack_of(row: str) -> str:
@@ -283,9 +290,7 @@ def _together(verdicts: Sequence[Scored], delta: float) -> dict[str, EpsilonBoun
         if threshold is not None and not verdict.supposed:
             scores = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
             judged.setdefault(verdict.setting, []).append((*scores, threshold))
-    return {
-        setting: joint_bound(judged_alone, delta=delta) for setting, judged_alone in judged.items()
-    }
+    return {setting: joint_bound(alone, delta=delta) for setting, alone in judged.items()}
 
 
 def _judged(
@@ -296,57 +301,63 @@ def _judged(
     world: str,
     delta: float,
 ) -> Scored | Refused:
-    kind, row = MALICIOUS if attack is Active else HONEST, row_of(attack.name, mode)
-    weighing = attack if issubclass(attack, Weighing) else None
-    parts = [attack] if weighing is None else list(weighing.weighs)
-    names = {
-        part.name: row_of(part.name, mode) if part is SideChannel else part.name for part in parts
-    }
-    traces = list(names.values())
+    kind, threat, row = HONEST, "semi-honest client", row_of(attack.name, mode)
+    if attack is Active:
+        kind, threat = MALICIOUS, "malicious client"
+    parts, weighing = [attack], None
+    if issubclass(attack, Weighing):
+        parts, weighing = list(attack.weighs), attack
+    traces = {part.name: part.name for part in parts}
+    if SideChannel in parts:
+        traces[SideChannel.name] = row_of(SideChannel.name, mode)
     chosen = [r for r in replicates.values() if (r.case.setting, r.case.kind) == (setting, kind)]
-    chosen.sort(key=lambda r: r.case)
-    refused = [
-        r.refused.get(trace) or r.stopped or UNPLAYED
-        for r in chosen
-        for trace in traces
-        if trace not in r.scores
-    ]
-    if refused or not chosen:
-        return Refused(row, setting, refused[0] if refused else UNPLAYED)
-    rounds = min(len(r.scores[trace]) for r in chosen for trace in traces)
+    chosen.sort(key=attrgetter("case"))
+    if not chosen:
+        return Refused(row, setting, UNPLAYED)
+    lengths = []
+    for replicate in chosen:
+        for trace in traces.values():
+            if trace not in replicate.scores:
+                why = replicate.refused.get(trace) or replicate.stopped or UNPLAYED
+                return Refused(row, setting, why)
+            lengths.append(len(replicate.scores[trace]))
+    rounds = min(lengths)
 
     def group(phase: str, inside: bool) -> Tensor:
         some = [r.scores for r in chosen if (r.case.phase, r.case.inside) == (phase, inside)]
-        tensors = {
-            n: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64)
-            for n, t in names.items()
-        }
-        return tensors[attack.name] if weighing is None else weighing.stacked(tensors)
+        tensors = {}
+        for name, trace in traces.items():
+            evidence = [scores[trace][:rounds] for scores in some]
+            tensors[name] = torch.tensor(evidence, dtype=torch.float64)
+        if weighing is None:
+            return tensors[attack.name]
+        return weighing.stacked(tensors)
 
     rehearsed = group("rehearsal", True), group("rehearsal", False)
     inside, outside = group("run", True), group("run", False)
     threshold: float | None = None
+    earlier: tuple[ArrayLike, ArrayLike] | None = None
     if weighing is not None:
         model = SequentialEvidence.fit(*rehearsed, steady=weighing.steady)
         inside, outside, threshold = model.weigh(inside), model.weigh(outside), 0.0
     else:
         inside, outside = attack.evidence(inside), attack.evidence(outside)
-    earlier = (
-        attack.evidence(rehearsed[0])[:, -1].numpy(),
-        attack.evidence(rehearsed[1])[:, -1].numpy(),
-    )
+        with_target, without = map(attack.evidence, rehearsed)
+        earlier = with_target[:, -1].numpy(), without[:, -1].numpy()
     result = judge(
         row,
         setting,
         inside[:, -1].numpy(),
         outside[:, -1].numpy(),
-        rehearsed=earlier if weighing is None else None,
+        rehearsed=earlier,
         threshold=threshold,
         delta=delta,
         relation=WORLDS[world],
-        threat="malicious client" if kind == MALICIOUS else "semi-honest client",
+        threat=threat,
     )
-    sequential = _sequential(inside, outside) if issubclass(attack, Adaptive) else None
+    sequential = None
+    if issubclass(attack, Adaptive):
+        sequential = _sequential(inside, outside)
     return Scored(**vars(result), inside=inside, outside=outside, sequential=sequential)
 
 

@@ -29,6 +29,7 @@ IN, OUT = "#D55E00", "#0072B2"
 PLAIN = "#777777"  # the federation without its defence
 DEFENDED = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#0072B2", "#D55E00")
 DASHES = ("-", "-.", ":")  # the next one where the colours begin again
+ROC_DASHES = ("-", "--", ":", "-.")
 CURVES, PAIRS = 5, 3  # attacks of a figure, at most
 COLUMNS = 3  # of ROC panels, at most
 PANEL = 2.75  # inches: the width of a ROC panel
@@ -104,25 +105,23 @@ def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> 
     rates. With fewer than a hundred non-members there are no low rates, and axes are linear.
     """
     figure, panels = new_figure(4.4 * len(rates), 4.6, [list(rates)])
-    names = list(dict.fromkeys(name for lines in rates.values() for name in lines))
-    least = min(false[0] for lines in rates.values() for false, _ in lines.values())
-    low = least <= LOWEST
+    places: dict[str, int] = {}
+    least = 1.0
+    for lines in rates.values():
+        for name, (false, _) in lines.items():
+            places.setdefault(name, len(places))
+            least = min(least, false[0])
+    low, begin = least <= LOWEST, 0.0
+    if low:
+        begin = least
     for setting, lines in rates.items():
         axes = panels[setting]
         for name, (false, true) in lines.items():
-            place = names.index(name)
-            colour, dash = (
-                COLOURS[place % len(COLOURS)],
-                ("-", "--", ":", "-.")[place // len(COLOURS) % 4],
-            )
-            axes.plot(false, true, label=name, linewidth=1.4, color=colour, linestyle=dash)
-        axes.plot(
-            [least if low else 0, 1],
-            [least if low else 0, 1],
-            color="#999999",
-            linewidth=0.8,
-            label="_chance",
-        )
+            again, colour = divmod(places[name], len(COLOURS))
+            style = {"color": COLOURS[colour], "linestyle": ROC_DASHES[again % 4]}
+            axes.plot(false, true, label=name, linewidth=1.4, **style)
+        ends = [begin, 1]
+        axes.plot(ends, ends, color="#999999", linewidth=0.8, label="_chance")
         axes.set(title=setting, xlabel="false positive rate", ylabel="true positive rate")
         if low:
             axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least / 2, 1.05))
@@ -154,7 +153,9 @@ def strongest(rows: Rows, label: str, most: int) -> Rows:
 
     def rank(name: str) -> tuple[bool, float]:
         verdict = rows[name].get(label)
-        return (True, 0.0) if verdict is None else (verdict.supposed, -verdict.point)
+        if verdict is None:
+            return True, 0.0
+        return verdict.supposed, -verdict.point
 
     best = sorted(rows, key=rank)[:most]
     return {name: by for name, by in rows.items() if name in best}
@@ -180,9 +181,8 @@ def _looks(audit: Audit, rows: Rows) -> Looks:
             "linestyle": dash,
             "label": label,
         }
-    return {
-        label: look for label, look in looks.items() if any(label in by for by in rows.values())
-    }
+    judged = set[str]().union(*rows.values())
+    return {label: look for label, look in looks.items() if label in judged}
 
 
 def _forest(axes: Axes, rows: Rows, looks: Looks) -> None:
@@ -191,16 +191,24 @@ def _forest(axes: Axes, rows: Rows, looks: Looks) -> None:
     count = len(looks) + 0.5
     for j, (label, look) in enumerate(looks.items()):
         shift = (j + 0.75) / count - 0.5
-        some = [(i + shift, by[label].auc) for i, by in enumerate(rows.values()) if label in by]
-        reach = np.array([[e.point - e.low, e.high - e.point] for _, e in some]).T
+        at, points, reach = [], [], []
+        for i, by in enumerate(rows.values()):
+            if label in by:
+                area = by[label].auc
+                at.append(i + shift)
+                points.append(area.point)
+                reach.append([area.point - area.low, area.high - area.point])
         style = {**look, "linestyle": "none", "markersize": 3.5}
-        axes.errorbar([e.point for _, e in some], [at for at, _ in some], xerr=reach, **style)
+        axes.errorbar(points, at, xerr=np.array(reach).T, **style)
     for i in range(1, len(rows)):
         axes.axhline(i - 0.5, color="#cccccc", linewidth=0.6)
     axes.grid(visible=False, axis="y")
     axes.axvline(0.5, color="#000000", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(rows)), [_named(name, by) for name, by in rows.items()], fontsize=8)
-    least = min(v.auc.low for by in rows.values() for v in by.values())
+    least = 1.0
+    for by in rows.values():
+        for verdict in by.values():
+            least = min(least, verdict.auc.low)
     axes.set(xlim=(max(0.0, min(0.45, least - 0.02)), 1.01), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel("area under the ROC curve, 95% over runs")
 
@@ -208,8 +216,10 @@ def _forest(axes: Axes, rows: Rows, looks: Looks) -> None:
 def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: Looks) -> None:
     plain(axes)
     axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
-    curves = in_turn([roc(v.inside[:, -1].numpy(), v.outside[:, -1].numpy()) for v in by.values()])
-    for (label, verdict), (false, true) in zip(by.items(), curves, strict=True):
+    curves = []
+    for verdict in by.values():
+        curves.append(roc(verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()))
+    for (label, verdict), (false, true) in zip(by.items(), in_turn(curves), strict=True):
         axes.plot(false, true, **{**looks[label], "marker": "", "label": f"{verdict.point:.2f}"})
     axes.set(xlim=(-0.03, 1.01), ylim=(0, 1.03), title=_named(name, by))
     axes.set_box_aspect(ASPECT)
@@ -223,7 +233,9 @@ def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: Looks) -> None:
 
 
 def _named(name: str, by: dict[str, Scored]) -> str:
-    return name + SUPPOSED if any(v.supposed for v in by.values()) else name
+    if any(verdict.supposed for verdict in by.values()):
+        return name + SUPPOSED
+    return name
 
 
 def _scores(axes: Axes, verdict: Scored, name: str) -> None:
@@ -237,11 +249,9 @@ def _scores(axes: Axes, verdict: Scored, name: str) -> None:
             verdict.threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold"
         )
     axes.yaxis.set_major_locator(whole_numbers())
-    what = (
-        "log-likelihood ratio after the last round"
-        if _weighs(name)
-        else "mean of its scores over all rounds"
-    )
+    what = "mean of its scores over all rounds"
+    if _weighs(name):
+        what = "log-likelihood ratio after the last round"
     title = f"{_named(name, {'': verdict})}: at the end of every run"
     axes.set(title=title, xlabel=what, ylabel="number of runs")
 
@@ -262,11 +272,17 @@ def _evidence(axes: Axes, verdict: Scored, name: str) -> None:
         else:
             axes.plot(rounds, middle, color=colour)
             axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.margins(x=0.1 if len(rounds) > 1 else 5)
-    for boundary in boundaries() if verdict.sequential is not None else ():
-        axes.axhline(boundary, color="#000000", linewidth=0.8, linestyle=":")
+    beside = 5.0
+    if len(rounds) > 1:
+        beside = 0.1
+    axes.margins(x=beside)
+    if verdict.sequential is not None:
+        for boundary in boundaries():
+            axes.axhline(boundary, color="#000000", linewidth=0.8, linestyle=":")
     axes.xaxis.set_major_locator(whole_numbers())
-    what = "log-likelihood ratio" if _weighs(name) else "mean score so far"
+    what = "mean score so far"
+    if _weighs(name):
+        what = "log-likelihood ratio"
     axes.set(title="after each round: median and 90%", xlabel="round", ylabel=what)
 
 
@@ -290,9 +306,11 @@ def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Point
         The same curves in many small steps.
     """
     far = np.linspace(0, 2, 1601)
-    rates = np.array(
-        [[np.interp(far, false + true, rate) for rate in (false, true)] for false, true in curves]
-    )
+    steps = []
+    for false, true in curves:
+        way = false + true
+        steps.append([np.interp(far, way, false), np.interp(far, way, true)])
+    rates = np.array(steps)
     turn = (far / TURN).astype(int)
     ordered = []
     for i, (false, true) in enumerate(rates):

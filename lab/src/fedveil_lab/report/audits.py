@@ -59,29 +59,33 @@ def show(judgement: Judgement, folder: Path) -> Shown:
             "setting": v.setting,
             "figure": f"{v.figure}, over {v.replication}",
         }
-        row["point"] = f"{v.point:.3f}"
-        row["95%"] = (
-            f"{v.low:.3f} to {v.high:.3f}" if v.low < v.high else NOTHING
-        )  # one unit has no interval
+        row |= {"point": f"{v.point:.3f}", "95%": NOTHING}
+        if v.low < v.high:  # one unit has no interval
+            row["95%"] = f"{v.low:.3f} to {v.high:.3f}"
         row |= {"n": str(v.n), "without defence": shown(v.without_defence, ".3f")}
         row["valid"] = {True: "yes", False: "no", None: NOTHING}[v.valid]
         rows.append(row | {name: f"{value:.3f}" for name, value in v.details.items()})
     said = folded(judgement.refused)
     said += dict.fromkeys(note for v in judgement.verdicts for note in v.notes)
     roc = judgement.values.get("roc")  # of records
-    drawn = [keep(roc_figure(roc), folder / "membership.png", 120)] if roc else []
-    return Shown([Table.of(rows, wraps=("figure",))] if rows else [], said, drawn)
+    tables, drawn = [], []
+    if roc:
+        drawn.append(keep(roc_figure(roc), folder / "membership.png", 120))
+    if rows:
+        tables.append(Table.of(rows, wraps=("figure",)))
+    return Shown(tables, said, drawn)
 
 
 @show.register
 def _participation(audit: Audit, folder: Path) -> Shown:
-    first = headline(audit)
-    tables = [t for t in (first, *audit_tables(audit)) if t is not None]
-    notes = [*(first.notes if first else []), *audit_notes(audit)]
+    first, tables, notes = headline(audit), list(audit_tables(audit)), audit_notes(audit)
+    if first is not None:
+        tables, notes = [first, *tables], [*first.notes, *notes]
     figures = {"audit.png": audit_figure(audit), "evidence.png": evidence_figure(audit)}
-    drawn = [
-        keep(figure, folder / name, 110) for name, figure in figures.items() if figure is not None
-    ]
+    drawn = []
+    for name, figure in figures.items():
+        if figure is not None:
+            drawn.append(keep(figure, folder / name, 110))
     return Shown(tables, [*notes, *compared(audit)], drawn, answer(audit))
 
 
@@ -90,19 +94,15 @@ def _inversion(audit: InversionAudit, folder: Path) -> Shown:
     if audit.inverted is None or not audit.verdicts:
         return Shown([], [])
     table = inversion_table(audit.inverted, audit.promises)
-    names, how = dict.fromkeys(v.attack for v in audit.verdicts), (audit.pixels, audit.promises)
-    files = [
-        draw_inversion(audit.inverted, name, folder / f"inversion-{name}.png", *how)
-        for name in names
-    ]
+    files = []
+    for name in dict.fromkeys(verdict.attack for verdict in audit.verdicts):
+        file = folder / f"inversion-{name}.png"
+        files.append(draw_inversion(audit.inverted, name, file, audit.pixels, audit.promises))
     return Shown([table], table.notes, files)
 
 
 def inversion_table(inverted: Inverted, promises: Mapping[str, str] | None = None) -> Table:
     """Make a row for each attack and setting, beside the undefended attack, the mean image and the round's promise."""
-    masked = [
-        n for n in ("region_mse", "rest_mse") if any(n in v.details for v in inverted.verdicts)
-    ]
     forms = {
         "PSNR": ".1f",
         "SSIM": ".2f",
@@ -111,7 +111,9 @@ def inversion_table(inverted: Inverted, promises: Mapping[str, str] | None = Non
         "labels": ".2f",
         "mean_image": ".1e",
     }
-    forms |= dict.fromkeys(masked, ".1e")
+    for masked in ("region_mse", "rest_mse"):
+        if any(masked in verdict.details for verdict in inverted.verdicts):
+            forms[masked] = ".1e"
     rows = []
     for v in inverted.verdicts:
         row = {
@@ -120,13 +122,12 @@ def inversion_table(inverted: Inverted, promises: Mapping[str, str] | None = Non
             "MSE (95%)": f"{v.point:.1e} ({v.low:.1e}-{v.high:.1e})",
         }
         for name, form in forms.items():
-            row[name.replace("_mse", " MSE").replace("_", " ")] = shown(
-                v.details.get(name.lower()), form
-            )
+            column = name.replace("_mse", " MSE").replace("_", " ")
+            row[column] = shown(v.details.get(name.lower()), form)
         row["valid"] = {True: "yes", False: "no", None: NOTHING}[v.valid]
-        rows.append(
-            row | ({"promise of that round": promises.get(v.setting, NOTHING)} if promises else {})
-        )
+        if promises:
+            row["promise of that round"] = promises.get(v.setting, NOTHING)
+        rows.append(row)
     first = inverted.verdicts[0]
     notes = [
         f"Mean over {first.n} releases, each {first.replication} a unit of its own; the attacker: {first.threat}.",
@@ -175,7 +176,9 @@ def inversion_figure(
         if promises:
             label += f"\n{wrapped(promises.get(v.setting, ''), 2.6, 7)}"
         rows.append((label, inverted.images[attack, v.setting]))
-    columns, beside = min(len(inverted.originals), MOST), 3.0 if promises else 2.2
+    columns, beside, letters = min(len(inverted.originals), MOST), 2.2, 8
+    if promises:
+        beside, letters = 3.0, 7
     figure = Figure(figsize=(beside + INCH * columns, 0.4 + INCH * len(rows)), layout="constrained")
     figure.suptitle(f"{attack}, by: {verdicts[0].threat}", fontsize=10)
     axes = figure.subplots(len(rows), columns, squeeze=False)
@@ -186,9 +189,7 @@ def inversion_figure(
             )
             axis.set_xticks([])
             axis.set_yticks([])
-        line[0].set_ylabel(
-            label, rotation=0, ha="right", va="center", fontsize=7 if promises else 8
-        )
+        line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=letters)
     return figure
 
 
@@ -206,4 +207,6 @@ def draw_inversion(
 def _scaled(image: Tensor, pixels: tuple[float, float]) -> Tensor:
     """Scale an image to [H, W] or [H, W, 3] between 0 and 1."""
     scaled = ((image.float() - pixels[0]) / (pixels[1] - pixels[0])).clamp(0, 1)
-    return scaled[0] if len(scaled) == 1 else scaled.permute(1, 2, 0)
+    if len(scaled) == 1:
+        return scaled[0]
+    return scaled.permute(1, 2, 0)

@@ -33,7 +33,9 @@ FEWEST = 5  # rows of a bin below which its point is drawn pale
 def measured_on(found: Mapping[str, Any]) -> str:
     """Write on how many patients and rows figures were measured."""
     rows = f"{found['rows']} held-out rows"
-    return f"{found['persons']} patients ({rows})" if found["persons"] else rows
+    if not found["persons"]:
+        return rows
+    return f"{found['persons']} patients ({rows})"
 
 
 def classified_tables(summary: Summary) -> list[Table]:
@@ -43,11 +45,9 @@ def classified_tables(summary: Summary) -> list[Table]:
     if not pooled:
         return []
     tables = [_figures(found), _confusion(pooled), _calibration(pooled)]
-    return (
-        [*tables, _hospitals(found["hospitals"], pooled)]
-        if len(found.get("hospitals", ())) > 1
-        else tables
-    )
+    if len(found.get("hospitals", ())) > 1:
+        tables.append(_hospitals(found["hospitals"], pooled))
+    return tables
 
 
 def compared_table(summaries: Sequence[Summary]) -> list[Table]:
@@ -80,8 +80,10 @@ def _pooled(summary: Summary) -> Mapping[str, Any]:
 
 def _title(found: Mapping[str, Any]) -> str:
     """Write round, positive class and rows of figures."""
-    positive = f"positive: {found['positive']}, " if found["positive"] else ""
-    return f"last round, {positive}95% over {measured_on(found)}"
+    over = f"95% over {measured_on(found)}"
+    if found["positive"]:
+        return f"last round, positive: {found['positive']}, {over}"
+    return f"last round, {over}"
 
 
 def _figures(found: Mapping[str, Any]) -> Table:

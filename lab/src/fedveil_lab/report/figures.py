@@ -56,15 +56,20 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 def several(summaries: Sequence[Summary]) -> bool:
     """Whether there is something to compare: two settings with noise, or attacks; a single setting has no front."""
-    noisy = {
-        s.setting for s in summaries if s.values["noise"] or worst_guarantee(s)["status"] != "none"
-    }
-    return len(noisy) > 1 or any(s.values.get("audits") for s in summaries)
+    noisy = set[str]()
+    for summary in summaries:
+        if summary.values.get("audits"):
+            return True
+        if summary.values["noise"] or worst_guarantee(summary)["status"] != "none":
+            noisy.add(summary.setting)
+    return len(noisy) > 1
 
 
 def judged_by(summaries: Sequence[Summary]) -> tuple[str, str]:
     """Name the compared figure: of two classes the area, as accuracy hides a class that is never named."""
-    return ("auc", "ROC AUC") if figures_of(summaries) == OF_TWO else quality(summaries)
+    if figures_of(summaries) == OF_TWO:
+        return "auc", "ROC AUC"
+    return quality(summaries)
 
 
 def _varies(summaries: Sequence[Summary], kind: str) -> bool:
@@ -90,15 +95,16 @@ def curves(summaries: Sequence[Summary]) -> Figure:
         "sigma": "sigma (per coordinate)",
         "distance": "distance d",
     }
-    cells, ratios = [[name]], [1.0]
+    cells, ratios, across = [[name]], [1.0], 0.65 * width
     beside = [kind for kind in ("sigma", "distance") if _varies(summaries, kind)]
     if beside:
-        cells, ratios = [[name, kind] for kind in beside], [1.6, 1.0]
-    figure, mosaic = canvas.new_figure(width if beside else 0.65 * width, 5.2, cells, ratios)
+        cells, ratios, across = [[name, kind] for kind in beside], [1.6, 1.0], width
+    figure, mosaic = canvas.new_figure(across, 5.2, cells, ratios)
     for index, (base, own) in enumerate(based(summaries).items()):
         for label, runs in grouped(own).items():  # a swept setting is one colour, from pale to full
-            style = {**canvas.look(index), "alpha": strengths[swept(runs[0])]}
-            style["label"] = base if label == own[-1].setting else "_"
+            style = {**canvas.look(index), "alpha": strengths[swept(runs[0])], "label": "_"}
+            if label == own[-1].setting:
+                style["label"] = base
             for kind, axes in mosaic.items():
                 _series(axes, runs, groups[kind], kind, style)
     for kind, axes in mosaic.items():
@@ -107,19 +113,18 @@ def curves(summaries: Sequence[Summary]) -> Figure:
         if kind != name:
             axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     canvas.legend_below(figure, canvas.labelled([mosaic[name]]), size=10)
-    notes = [
-        headline(summaries),
-        canvas.over_seeds([len(runs) for runs in grouped(summaries).values()], "round"),
-    ]
+    seeds = list(map(len, grouped(summaries).values()))
+    notes = [headline(summaries), canvas.over_seeds(seeds, "round")]
     if len(strengths) > 1:
-        names = dict.fromkeys(name for s in summaries for name in s.values.get("swept", {}))
+        names: dict[str, Any] = {}
+        for summary in summaries:
+            names |= summary.values.get("swept", {})
         notes.append(f"{', '.join(names)} from pale to full")
+        strengths.pop("", None)  # nothing is swept there
         handles = [
-            Line2D([], [], color="#000000", alpha=strength)
-            for value, strength in strengths.items()
-            if value
+            Line2D([], [], color="#000000", alpha=strength) for strength in strengths.values()
         ]
-        canvas.legend_beside(figure, handles, list(filter(None, strengths)))
+        canvas.legend_beside(figure, handles, list(strengths))
     figure.suptitle(wrapped("; ".join(filter(None, notes)), width, 10), fontsize=10)
     return figure
 
@@ -128,8 +133,9 @@ def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
     """Choose the strength of lines for each swept value; full where nothing is swept."""
     by_setting: dict[str, float] = {}
     for own in based(summaries).values():
-        values = list(dict.fromkeys(swept(s) for s in own))
-        strengths = np.linspace(PALEST, 1, len(values)).tolist() if len(values) > 1 else [1.0]
+        values, strengths = list(dict.fromkeys(map(swept, own))), [1.0]
+        if len(values) > 1:
+            strengths = np.linspace(PALEST, 1, len(values)).tolist()
         by_setting = dict(zip(values, strengths, strict=True)) | by_setting
     return by_setting
 
@@ -146,11 +152,10 @@ def _series(
     if not values:
         return
     rounds = list(values)
-    means = [fmean(own) for own in values.values()]
+    means = list(map(fmean, values.values()))
     axes.plot(rounds, means, linewidth=1.6, marker=canvas.dot(rounds), **style)
     if len(runs) > 1:
-        low = [min(own) for own in values.values()]
-        high = [max(own) for own in values.values()]
+        low, high = list(map(min, values.values())), list(map(max, values.values()))
         axes.fill_between(
             rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0
         )
@@ -195,7 +200,9 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     points = {base: _points(runs, name) for base, runs in based(summaries).items()}
     panels, widths = _panels(points)
     figure, mosaic = canvas.new_figure(PANEL * len(panels), 4.8, [panels], widths)
-    better = -1 if name == "rmse" else 1
+    better = 1
+    if name == "rmse":
+        better = -1
     for panel, axes in mosaic.items():
         axes.sharey(mosaic[panels[0]])
         every = _draw(axes, panel, points)
@@ -255,7 +262,9 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
         proven = [one for one in map(_proven, own) if one is not None]
         if proven:
             at[proven[0][0]] = max(epsilon for _, epsilon in proven)
-        spread = stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"]
+        spread = first["last_rounds"][name]["deviation"]
+        if len(values) > 1:
+            spread = stdev(values)
         points.append(Point(swept(own[0]), fmean(values), spread, bool(first["noise"]), at, reach))
     return points
 
@@ -270,9 +279,8 @@ def _proven(summary: Summary) -> tuple[str, float] | None:
     guarantee = worst_guarantee(summary)
     if guarantee["status"] not in ("formal", "conditional") or "epsilon" not in guarantee:
         return None
-    return f"{guarantee['unit']} {guarantee['trust']} {guarantee['relation']}", float(
-        guarantee["epsilon"]
-    )
+    panel = f"{guarantee['unit']} {guarantee['trust']} {guarantee['relation']}"
+    return panel, float(guarantee["epsilon"])
 
 
 def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
@@ -376,6 +384,8 @@ def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> No
 
 def _style(number: int, count: int) -> dict[str, Any]:
     """Return colour, marker and line of a setting with so many points."""
-    line = {"linestyle": "-" if count > 1 else "none", "linewidth": 1}
+    line = {"linestyle": "none", "linewidth": 1}
+    if count > 1:
+        line["linestyle"] = "-"
     marker = {"marker": MARKERS[number % 8], "markersize": 6, "capsize": 2, "elinewidth": 0.7}
     return {"color": COLOURS[number % 8], "ecolor": COLOURS[number % 8] + "70", **line, **marker}

@@ -19,8 +19,10 @@ def chance_level(runs: Sequence[Summary]) -> str:
     For classes: if the interval of the balanced accuracy, on average over seeds, reaches down to that of one class. For
     numbers: if the error is not evidently below that of the mean. Otherwise the text is empty.
     """
-    if balanced := [found for run in runs if (found := _figure(run, "balanced_accuracy"))]:
-        low, value = (fmean(found[key] for found in balanced) for key in ("low", "value"))
+    balanced = list(filter(None, (_figure(run, "balanced_accuracy") for run in runs)))
+    if balanced:
+        low = fmean(found["low"] for found in balanced)
+        value = fmean(found["value"] for found in balanced)
         chance = 1 / int(runs[0].values["classes"])
         if low > chance:
             return ""
@@ -28,17 +30,14 @@ def chance_level(runs: Sequence[Summary]) -> str:
             f"no better than the most frequent class: balanced accuracy {value:.3f}, 95% from {low:.3f}, and "
             f"whoever always names one class has {chance:.3f}."
         )
-    errors = [
-        run.values["metrics"]
-        for run in runs
-        if "mean_rmse" in run.values and "rmse" in run.values["metrics"]
-    ]
+    errors = []
+    for run in runs:
+        if "mean_rmse" in run.values and "rmse" in run.values["metrics"]:
+            errors.append(run.values["metrics"])
     if not errors:
         return ""
-    base, error = (
-        fmean(float(run.values["mean_rmse"]) for run in runs),
-        fmean(float(own["rmse"]) for own in errors),
-    )
+    base = fmean(float(run.values["mean_rmse"]) for run in runs)
+    error = fmean(float(own["rmse"]) for own in errors)
     rows = min(float(own["examples"]) for own in errors)
     if error * (1 + WIDTH / math.sqrt(2 * rows)) < base:
         return ""
@@ -47,20 +46,18 @@ def chance_level(runs: Sequence[Summary]) -> str:
 
 def unstable(runs: Sequence[Summary]) -> str:
     """Write a sentence on runs without privacy whose last rounds differ by more than their held-out rows explain."""
-    name = (
-        "balanced_accuracy"
-        if all("balanced_accuracy" in run.values["last_rounds"] for run in runs)
-        else "accuracy"
-    )
-    found = [(run.values["last_rounds"].get(name), _figure(run, name)) for run in runs]
-    known = [
-        (last["deviation"], figure["high"] - figure["low"])
-        for last, figure in found
-        if last and figure
-    ]
-    if not known:
+    name = "balanced_accuracy"
+    if not all(name in run.values["last_rounds"] for run in runs):
+        name = "accuracy"
+    deviations, widths = [], []
+    for run in runs:
+        last, figure = run.values["last_rounds"].get(name), _figure(run, name)
+        if last and figure:
+            deviations.append(last["deviation"])
+            widths.append(figure["high"] - figure["low"])
+    if not widths:
         return ""
-    moved, width = (fmean(own) for own in zip(*known, strict=True))
+    moved, width = fmean(deviations), fmean(widths)
     if 2 * WIDTH * moved <= width:
         return ""
     return f"{name.replace('_', ' ')} still moves by {moved:.3f} from round to round, more than its held-out rows explain."
@@ -72,7 +69,8 @@ def price_unreadable(settings: Mapping[str, Sequence[Summary]]) -> list[str]:
     for label, runs in settings.items():
         if any(run.values["method"] != "vanilla" for run in runs):
             continue
-        if why := chance_level(runs) or unstable(runs):
+        why = chance_level(runs) or unstable(runs)
+        if why:
             said.append(
                 f'The price of privacy cannot be read: the baseline "{label}" is unstable or learned nothing: {why}'
             )

@@ -25,7 +25,9 @@ VIEW = "The experimenter's view: in a deployment these figures are the clients' 
 
 def tables(holdings: Sequence[Holding], dataset: DataSet) -> list[Table]:
     """Make a row for each client; with many clients, the whole and the largest and smallest ones."""
-    form = ".1%" if dataset.task == "segmentation" else ""
+    form = ""
+    if dataset.task == "segmentation":
+        form = ".1%"
     if len(holdings) <= MANY:
         return [_rows(holdings, dataset, _COLUMNS, form=form)]
     ranked = _largest_first(holdings)
@@ -75,11 +77,14 @@ def draw(holdings: Sequence[Holding], dataset: DataSet) -> Figure:
     else:
         _targets(bottom, placed)
     bottom.set_xlim(-0.5, len(holdings) - 0.5)
-    bottom.set_xlabel("clients, the largest first" if many else "client")
-    if not many:
-        names = [_shortened(holding.name) for holding in placed]
-        crowded = sum(map(len, names)) > 90
-        bottom.set_xticks(range(len(placed)), names, rotation=90 if crowded else 0)
+    if many:
+        bottom.set_xlabel("clients, the largest first")
+    else:
+        bottom.set_xlabel("client")
+        names, turned = [_shortened(holding.name) for holding in placed], 0
+        if sum(map(len, names)) > 90:
+            turned = 90
+        bottom.set_xticks(range(len(placed)), names, rotation=turned)
         bottom.tick_params(axis="x", labelsize=8)
     figure.suptitle(headline(holdings, dataset), fontsize=10)
     return figure
@@ -87,7 +92,9 @@ def draw(holdings: Sequence[Holding], dataset: DataSet) -> Figure:
 
 def _shortened(name: str) -> str:
     """Return a client's name, cut where it is too long for the picture."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - 1]}…"
 
 
 def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:

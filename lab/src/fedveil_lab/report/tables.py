@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from statistics import fmean, stdev
 from typing import Any
 
@@ -21,12 +22,13 @@ SHORT = {
     "sensitivity": "sens.",
     "specificity": "spec.",
 }
+NOISE_COLUMNS = {"sigma": "sigma", "distance": "d", "noise_to_clip": "noise/clip"}
 WIDE = 130  # columns of a terminal that holds the whole table
 
 
 def grouped(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
     """Summaries by setting, in order; several of one setting are repetitions under other seeds."""
-    return grouped_by(summaries, lambda s: s.setting)
+    return grouped_by(summaries, attrgetter("setting"))
 
 
 def based(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
@@ -38,25 +40,29 @@ def swept(summary: Summary) -> str:
     """The values of what is swept, in a few letters; nothing where nothing is."""
     parts = []
     for name, value in summary.values.get("swept", {}).items():
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        parts.append(f"{'z' if name == 'noise_multiplier' else name} {text}")
+        text, letter = str(value), name
+        if isinstance(value, float):
+            text = f"{value:g}"
+        if name == "noise_multiplier":
+            letter = "z"
+        parts.append(f"{letter} {text}")
     return ", ".join(parts)
 
 
 def quality(summaries: Sequence[Summary]) -> tuple[str, str]:
     """The figure that a task is judged by, and its name for people."""
-    return (
-        ("accuracy", "accuracy")
-        if summaries[0].values["task"] == "classification"
-        else ("rmse", "RMSE")
-    )
+    if summaries[0].values["task"] == "classification":
+        return "accuracy", "accuracy"
+    return "rmse", "RMSE"
 
 
 def headline(summaries: Sequence[Summary]) -> str:
     """Data, clients, parameters and rule in a line."""
     first = summaries[0].values
-    rule = f", {first['aggregator']}" if first["aggregator"] else ""
-    return f"{first['data']['name']}, {first['clients']} clients, {first['dimension']:,} parameters{rule}"
+    line = f"{first['data']['name']}, {first['clients']} clients, {first['dimension']:,} parameters"
+    if first["aggregator"]:
+        line += f", {first['aggregator']}"
+    return line
 
 
 def worst_guarantee(summary: Summary) -> dict[str, Any]:
@@ -69,95 +75,107 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
 
     On a narrow terminal the guarantees have a table of their own.
     """
-    figures = figures_of(summaries)
-    tested = next(
-        (f for f in ("auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), ""
+    figures, tested = figures_of(summaries), ""
+    for name in ("auc", *figures):
+        if not tested and all(name in summary.values["test_metrics"] for summary in summaries):
+            tested = name
+    names, on_test = (
+        {name: SHORT.get(name, name) for name in figures},
+        f"test {SHORT.get(tested, tested)}",
     )
-    names, on_test = {f: SHORT.get(f, f) for f in figures}, f"test {SHORT.get(tested, tested)}"
+    audited = any(summary.values.get("audited") for summary in summaries)
     rows: list[dict[str, str]] = []
     for label, runs in grouped(summaries).items():
         row = {"setting": label}
-        for f, name in names.items():
-            row[name] = _averaged(runs, f, spread=f == figures[0] or figures != OF_TWO)
+        for figure, name in names.items():
+            spread = figure == figures[0] or figures != OF_TWO
+            row[name] = _averaged(runs, figure, spread=spread)
         if tested:
-            row[on_test] = _mean([r.values["test_metrics"][tested] for r in runs], ".3f")
-        for figure, name in (
-            ("sigma", "sigma"),
-            ("distance", "d"),
-            ("noise_to_clip", "noise/clip"),
-        ):
-            row[name] = _mean([r.noise(figure) for r in runs], ".3g")
-        if any(s.values.get("audited") for s in summaries):
-            strongest = [
-                f"{a['auc']:.3f} ({a['low']:.2f}-{a['high']:.2f})"
-                for a in runs[0].values.get("audits", ())
-            ]
-            row["attack AUC"] = strongest[0] if strongest else NOTHING
-        row["seconds"] = _mean([float(r.values["seconds"]["rounds"]) for r in runs], ".1f")
-        rows.append(
-            {**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))}
-        )
-    if majority := [s.values["majority"] for s in summaries if "majority" in s.values]:
+            row[on_test] = _mean([run.values["test_metrics"][tested] for run in runs], ".3f")
+        for figure, name in NOISE_COLUMNS.items():
+            row[name] = _mean([run.noise(figure) for run in runs], ".3g")
+        if audited:
+            row["attack AUC"] = NOTHING
+            for strongest in runs[0].values.get("audits", ())[:1]:
+                span = f"({strongest['low']:.2f}-{strongest['high']:.2f})"
+                row["attack AUC"] = f"{strongest['auc']:.3f} {span}"
+        row["seconds"] = _mean([float(run.values["seconds"]["rounds"]) for run in runs], ".1f")
+        promises = dict.fromkeys(str(run.values["guarantee"]) for run in runs)
+        rows.append({**row, "guarantee": "; ".join(promises)})
+    majority, public = _each(summaries, "majority"), _each(summaries, "public_model")
+    if majority:
         guessed = {"accuracy": fmean(majority), "auc": 0.5, "balanced_accuracy": 0.5}
-        rows.append(
-            {
-                "setting": "majority class",
-                **{names[f]: shown(guessed.get(f), ".3f") for f in figures},
-            }
-        )
-    if public := [s.values["public_model"] for s in summaries if "public_model" in s.values]:
-        row = {
-            name: _mean([p["metrics"].get(f) for p in public], ".3f") for f, name in names.items()
-        }
-        row |= (
-            {on_test: _mean([p["test_metrics"][tested] for p in public], ".3f")} if tested else {}
-        )
-        rows.append({"setting": "public examples alone", **row, "guarantee": "public data"})
-    for column in ("sigma", "d", "noise/clip"):
+        row = {"setting": "majority class"}
+        for figure, name in names.items():
+            row[name] = shown(guessed.get(figure), ".3f")
+        rows.append(row)
+    if public:
+        row = {"setting": "public examples alone"}
+        for figure, name in names.items():
+            row[name] = _mean([model["metrics"].get(figure) for model in public], ".3f")
+        if tested:
+            row[on_test] = _mean([model["test_metrics"][tested] for model in public], ".3f")
+        rows.append({**row, "guarantee": "public data"})
+    for column in NOISE_COLUMNS.values():
         if all(row.get(column, NOTHING) == NOTHING for row in rows):
-            rows = [{name: text for name, text in row.items() if name != column} for row in rows]
-    header, data = list(rows[0]), [dict(s.values) for s in summaries]
-    over, spread = covered(summaries, figures[0])
-    title = f"{figures[0]}: {over}" + f", mean ± standard deviation over {spread}" * bool(spread)
+            for row in rows:
+                row.pop(column, None)
+    header, data = list(rows[0]), [dict(summary.values) for summary in summaries]
+    over, spread_over = covered(summaries, figures[0])
+    title = f"{figures[0]}: {over}"
+    if spread_over:
+        title += f", mean ± standard deviation over {spread_over}"
     whole = Table.of(rows, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
-    first = header.index("sigma" if figures == OF_TWO and "sigma" in header else "seconds")
-    return (
-        [whole]
-        if width >= WIDE
-        else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
-    )
+    if width >= WIDE:
+        return [whole]
+    first = header.index("seconds")
+    if figures == OF_TWO and "sigma" in header:
+        first = header.index("sigma")
+    return [whole.only(*header[:first]), whole.only("setting", *header[first:])]
+
+
+def _each(summaries: Sequence[Summary], name: str) -> list[Any]:
+    """A value of those that have it."""
+    return [summary.values[name] for summary in summaries if name in summary.values]
 
 
 def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
     """Say over which rounds a figure is a mean, and over what a mean and a deviation are."""
     counts = [s.values["last_rounds"].get(figure, {}).get("rounds", 0) for s in summaries]
     least, most = min(filter(None, counts), default=0), max(counts)
-    rounds = (
-        f"mean of the last {most if least == most else f'{least} to {most}'} rounds"
-        if most > 1
-        else "last round"
-    )
-    seeds = max(len(runs) for runs in grouped(summaries).values())
-    return rounds, f"{seeds} seeds" if seeds > 1 else "these rounds" if most > 1 else ""
+    rounds = over = ""
+    if most > 1:
+        over = "these rounds"
+        rounds = f"mean of the last {most} rounds"
+        if least < most:
+            rounds = f"mean of the last {least} to {most} rounds"
+    seeds = max(map(len, grouped(summaries).values()))
+    if seeds > 1:
+        over = f"{seeds} seeds"
+    return rounds or "last round", over
 
 
 def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
     """List the figures by which a comparison is judged; with a rare class more than accuracy, if it was measured."""
     if summaries[0].values["task"] != "classification":
         return ("rmse", "loss")
-    measured = all(name in s.values["last_rounds"] for s in summaries for name in OF_TWO)
-    return OF_TWO if measured else ("accuracy", "f1")
+    if all(summary.values["last_rounds"].keys() >= set(OF_TWO) for summary in summaries):
+        return OF_TWO
+    return ("accuracy", "f1")
 
 
 def below_public(summaries: Sequence[Summary]) -> list[str]:
     """Settings that add noise and end below the model of public examples with which they began, seed by seed."""
     gains: dict[str, list[float]] = {}
     for run in summaries:
-        if (public := run.values.get("public_model")) and run.values["method"] != "vanilla":
-            where = "test_metrics" if "accuracy" in public["test_metrics"] else "metrics"
-            gains.setdefault(run.setting, []).append(
-                run.values[where]["accuracy"] - public[where]["accuracy"]
-            )
+        public = run.values.get("public_model")
+        if not public or run.values["method"] == "vanilla":
+            continue
+        where = "metrics"
+        if "accuracy" in public["test_metrics"]:
+            where = "test_metrics"
+        gain = run.values[where]["accuracy"] - public[where]["accuracy"]
+        gains.setdefault(run.setting, []).append(gain)
     return [setting for setting, own in gains.items() if fmean(own) < 0]
 
 
@@ -255,11 +273,13 @@ def _noise_columns(summaries: Sequence[Summary]) -> str:
         "distance": "d: distance of the clients' models",
         "noise_to_clip": "noise/clip: sigma sqrt(parameters) / C",
     }
-    shown = []
+    there = []
     for figure, text in meanings.items():
         if any(summary.noise(figure) is not None for summary in summaries):
-            shown.append(text)
-    return f"{'; '.join(shown)}." if shown else ""
+            there.append(text)
+    if not there:
+        return ""
+    return f"{'; '.join(there)}."
 
 
 def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
@@ -305,8 +325,10 @@ def fell_back(summary: Summary) -> str:
 
 def malicious_text(malicious: Mapping[str, Any]) -> str:
     """Say how many clients were malicious, and how far they got."""
-    acting = "" if malicious["acting"] else ", not acting: the clean rate"
-    text = f"{malicious['number']} ({malicious['behaviour']}{acting})"
+    how = malicious["behaviour"]
+    if not malicious["acting"]:
+        how += ", not acting: the clean rate"
+    text = f"{malicious['number']} ({how})"
     if malicious["relabelled"]:
         text += f", {malicious['relabelled']} of their {malicious['examples']} examples relabelled"
     if "success" in malicious:
@@ -327,14 +349,11 @@ def run_table(summary: Summary) -> Table:
             text += f"; {figures['mean']:.4g} ± {figures['deviation']:.2g} over the last {figures['rounds']} rounds"
         rows.append((name, text))
     if "accuracy" in values["test_metrics"]:
-        rows.append(
-            (
-                "test accuracy",
-                f"{values['test_metrics']['accuracy']:.4g} on the set's own test half",
-            )
-        )
+        on_test = values["test_metrics"]["accuracy"]
+        rows.append(("test accuracy", f"{on_test:.4g} on the set's own test half"))
     rows.append(("learned", chance_level([summary])))
-    rows.append(("malicious clients", malicious_text(malicious) if malicious else ""))
+    if malicious:
+        rows.append(("malicious clients", malicious_text(malicious)))
     for name, figures in values["noise"].items():
         parts = [f"{when} {figures[when]:.4g}" for when in ("first", "last", "mean")]
         rows.append((name.replace("_", " "), ", ".join(parts)))
@@ -344,15 +363,14 @@ def run_table(summary: Summary) -> Table:
         rows.append(("nothing promised to", f"malicious clients {who}: they go around the method"))
     rows.append(("promise", in_words(worst)))
     for party, guarantee in _parties(values["guarantees"]).items():
-        leakage = guarantee.get("leakage")
-        what = (
-            "of the reported index alone, ln k a round"
-            if values["trust"] == "central"
-            else "sum of n / nu"
-        )
-        extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} ({what}, no guarantee)"
-        rows.append((f"guarantee, {party}", f"{guarantee['text']}{extra}"))
-        if curve := guarantee.get("curve"):
+        text, leakage, curve = guarantee["text"], guarantee.get("leakage"), guarantee.get("curve")
+        if leakage is not None:
+            what = "sum of n / nu"
+            if values["trust"] == "central":
+                what = "of the reported index alone, ln k a round"
+            text += f"; leakage {rounded_up(leakage)} ({what}, no guarantee)"
+        rows.append((f"guarantee, {party}", text))
+        if curve:
             pairs = zip(curve["epsilon"], curve["distance"], strict=True)
             points = ", ".join(f"{rounded_up(e, 3)} at {d:.3g}" for e, d in pairs)
             rows.append(
@@ -367,31 +385,40 @@ def run_table(summary: Summary) -> Table:
         ("time", f"{values['seconds']['rounds']:.1f} s in {values['rounds']} rounds"),
         ("note", str(values["data"]["note"])),
     ]
-    data = {**values, **({"to be useful": instead} if instead else {})}
+    data = dict(values)
+    if instead:
+        data["to be useful"] = instead
     return Table.facts([(name, text) for name, text in rows if text], data)
 
 
 def _parties(guarantees: Mapping[str, Any]) -> dict[str, Any]:
     """Promises by party; the median client's is left out where it is the worst client's."""
-    shown = dict(guarantees)
-    worst, middle = shown.get("worst client"), shown.get("median client")
+    parties, by_name = dict(guarantees), dict[str, Any]()
+    worst, middle = parties.get("worst client"), parties.get("median client")
     if worst is not None and middle is not None and worst["text"] == middle["text"]:
-        del shown["median client"]
-        shown = {
-            "every client" if party == "worst client" else party: own
-            for party, own in shown.items()
-        }
-    return shown
+        del parties["median client"]
+        for party, own in parties.items():
+            name = party
+            if party == "worst client":
+                name = "every client"
+            by_name[name] = own
+        return by_name
+    return parties
 
 
 def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:
-    values = [v for v in (r.averaged(figure) for r in runs) if v is not None]
+    averages = [run.averaged(figure) for run in runs]
+    values = [value for value in averages if value is not None]
     mean, last = _mean(values, ".3f"), runs[0].values["last_rounds"].get(figure, {})
     if not spread or not values or len(values) == 1 == last["rounds"]:
         return mean
-    return f"{mean} ±{stdev(values) if len(values) > 1 else last['deviation']:.3f}"
+    if len(values) > 1:
+        return f"{mean} ±{stdev(values):.3f}"
+    return f"{mean} ±{last['deviation']:.3f}"
 
 
 def _mean(values: Iterable[float | None], form: str) -> str:
     there = [value for value in values if value is not None]
-    return shown(fmean(there) if there else None, form)
+    if not there:
+        return NOTHING
+    return format(fmean(there), form)
