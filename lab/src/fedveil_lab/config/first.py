@@ -160,9 +160,9 @@ def first_config(
         raise FieldError(
             "clients", clients, f"must be at most {units}, so that everybody has something"
         )
-    promised, epsilons = protect != "nothing", EPSILONS
+    promised, epsilons = protect != "nothing", list(EPSILONS)
     if epsilon is not None:
-        epsilons = (epsilon,)
+        epsilons = [epsilon]
     privacy = _privacy(protect, epsilons[0], dataset, parties, sum_)
     several = not dataset.classes and bool(about.get("classes"))
     loss = "mse"
@@ -177,10 +177,11 @@ def first_config(
             if chosen:
                 ordered = with_positive(dataset, chosen)
             weights = class_weights(ordered, protect)
-        train = _client_training
-        if protect != "client":
-            train = _noisy_training
-        model, local, settings = train(dataset, about, loss, parties, privacy, epsilons, weights)
+        given = dataset, about, loss, parties, privacy, epsilons, weights
+        if protect == "client":
+            model, local, settings = _client_training(*given)
+        else:
+            model, local, settings = _noisy_training(*given)
         rule["aggregator"] = {"name": "fedavgm", "momentum": MOMENTUM}
     else:
         model, local, settings = _plain_training(dataset, loss)

@@ -90,11 +90,15 @@ class InversionGame(Attacking):
             "images": self.images,
             "noise": list(NOISE),
         }
-        return {**asked, "precision": "float64"} if self.double else asked
+        if self.double:
+            asked["precision"] = "float64"
+        return asked
 
     def usual(self) -> Sequence[str]:
         """List the attacks that fit the number of images."""
-        return ONE if self.images == 1 else SEVERAL
+        if self.images == 1:
+            return ONE
+        return SEVERAL
 
     @cached_property
     def setups(self) -> list[Setup]:
@@ -105,23 +109,18 @@ class InversionGame(Attacking):
     def runs(self) -> list[Cell]:
         """Make a run for a round of each setting, then of each noise; releases stay in the probe, none on disk."""
         played: list[tuple[str, Setup, Method | None]] = []
-        played += [
-            (planned.label, setup, None)
-            for planned, setup in zip(self.settings, self.setups, strict=True)
-        ]
+        for planned, setup in zip(self.settings, self.setups, strict=True):
+            played.append((planned.label, setup, None))
         for nu in NOISE:
             noise = Method(f"nu = {nu:g}", GroupPrivacy(noise_multiplier=nu), Plain())
             played.append((noise.name, self.setups[0], noise))
         reference = self.setups[0].dealt.clients[-1].x
-        return [
-            Cell(
-                label,
-                setup.config.model_copy(update={"rounds": 1}),
-                (ReleaseView(reference, self._pixels),),
-                make=partial(self._federation, setup, method),
-            )
-            for label, setup, method in played
-        ]
+        cells = []
+        for label, setup, method in played:
+            once = setup.config.model_copy(update={"rounds": 1})
+            make = partial(self._federation, setup, method)
+            cells.append(Cell(label, once, (ReleaseView(reference, self._pixels),), make=make))
+        return cells
 
     def cells(self) -> Sequence[Cell]:
         return self.runs
@@ -147,12 +146,11 @@ class InversionGame(Attacking):
                 )
         # an optimiser that cannot be simulated is refused before anything is written
         Store(None).run(self.runs[:1], together=True)
-        defended = zip(self.settings[1:], self.setups[1:], strict=True)
-        return [
-            f"{planned.label}: {TRUSTED}"
-            for planned, s in defended
-            if s.method.client.trust == "central"
-        ]
+        notes = []
+        for planned, defended in zip(self.settings[1:], self.setups[1:], strict=True):
+            if defended.method.client.trust == "central":
+                notes.append(f"{planned.label}: {TRUSTED}")
+        return notes
 
     def judge(self, finished: Finished) -> InversionAudit:
         return self.judge_telling(finished, Silent())
@@ -173,9 +171,10 @@ class InversionGame(Attacking):
             inverted = compare_inversion(releases, attacks, undefended=undefended, told=told)
         finally:
             progress.end()
-        promises = {
-            c.label: str(finished.outcomes[c.key].summary.values["guarantee"]) for c in self.runs
-        }
+        promises = {}
+        for cell in self.runs:
+            summary = finished.outcomes[cell.key].summary
+            promises[cell.label] = str(summary.values["guarantee"])
         refused = [Refused(attack, "all", reason) for attack, reason in inverted.refused.items()]
         values = {
             "name": self.config.name,
@@ -185,7 +184,8 @@ class InversionGame(Attacking):
             "promises": promises,
         }
         notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
-        if invalid := sorted({v.attack for v in inverted.verdicts if v.valid is False}):
+        invalid = sorted({v.attack for v in inverted.verdicts if v.valid is False})
+        if invalid:
             notes.append(
                 f"fails without a defence, and says nothing about one: {', '.join(invalid)}"
             )
@@ -197,7 +197,9 @@ class InversionGame(Attacking):
         """Make a federation whose clients train on a few images; a noise has a method of its own."""
         learner = setup.learner
         execution = Execution(learner=learner, single_examples=True)
-        changes: dict[str, Any] = {} if method is None else {"method": method}
+        changes: dict[str, Any] = {}
+        if method is not None:
+            changes["method"] = method
         if self.double:  # by a learner of its own, for layers of that type
             changes |= {"model": deepcopy(learner.model).double(), "local": learner.local}
             start, public = setup.starts.double(), setup.dealt.public
@@ -212,14 +214,18 @@ class InversionGame(Attacking):
         """Give each client a few images to train on, and hold out its others."""
         few, clients = self.images, []
         for c in self.setups[0].dealt.clients:
-            x, masks = (
-                c.x.double() if self.double else c.x,
-                None if c.masks is None else c.masks[:few],
-            )
-            rest_x, rest_y = (x[few:], c.y[few:]) if c.examples > few else (None, None)
+            x, masks, rest_x, rest_y = c.x, c.masks, None, None
+            if self.double:
+                x = x.double()
+            if masks is not None:
+                masks = masks[:few]
+            if c.examples > few:
+                rest_x, rest_y = x[few:], c.y[few:]
             clients.append(ClientData(x[:few], c.y[:few], rest_x, rest_y, masks=masks))
         return clients
 
     @property
     def _pixels(self) -> tuple[float, float]:
-        return (-1.0, 1.0) if float(self.setups[0].dealt.dataset.x.min()) < 0 else (0.0, 1.0)
+        if float(self.setups[0].dealt.dataset.x.min()) < 0:
+            return -1.0, 1.0
+        return 0.0, 1.0

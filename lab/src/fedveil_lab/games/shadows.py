@@ -60,13 +60,12 @@ class RecordsView:
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
         """Conclude about each attack, as `fedveil_lab.attacks.membership.records.concluded` does."""
-        attacks = {
-            name: attack for name, attack in MEMBERSHIPS.items() if shadowed(name) is cls.shadowed
-        }
-        return [
-            concluded({name: partial(judge._attacked, a) for name, a in attacks.items()})
-            for judge in judges
-        ]
+        own = [name for name in MEMBERSHIPS if shadowed(name) is cls.shadowed]
+        conclusions = []
+        for judge in judges:
+            attacks = {name: partial(judge._attacked, MEMBERSHIPS[name]) for name in own}
+            conclusions.append(concluded(attacks))
+        return conclusions
 
     def _attacked(self, attack: Any) -> Pairs | float:
         raise NotImplementedError
@@ -95,30 +94,32 @@ class ShadowView(RecordsView):
         if side.trust == "central":
             self._power += float(seen.record.round.report.get("sigma", 0.0)) ** 2
             return {}
-        number, scales = (
-            seen.broadcast.public.round,
-            {p: s for p, s in seen.record.client_scales.items() if s},
-        )
+        number = seen.broadcast.public.round
+        scales = {p: scale for p, scale in seen.record.client_scales.items() if scale}
         for partition, scale in scales.items():
             sigma = side.noise([scale], layout).get("sigma", 0.0)
             self._power += (sigma / len(scales)) ** 2
-            layers = (
-                dict(zip(layout.groups("module"), scale, strict=True)) if len(scale) > 1 else {}
-            )
-            self._noise[number, partition] = layers or sigma
+            self._noise[number, partition] = sigma
+            if len(scale) > 1:
+                layers = layout.groups("module")
+                self._noise[number, partition] = dict(zip(layers, scale, strict=True))
         return {}
 
     def _attacked(self, attack: ShadowScore) -> Pairs:
         if attack.target not in self._signals_of:
             last = {"-update": 1, "-trajectory": LAST}.get(attack.target)
-            signals = self._whole(attack.target == PEOPLE) if last is None else self._sent(last)
-            self._signals_of[attack.target] = signals
+            if last is None:
+                self._signals_of[attack.target] = self._whole(attack.target == PEOPLE)
+            else:
+                self._signals_of[attack.target] = self._sent(last)
         pairs = attack(self._signals_of[attack.target])
         if attack.target != PEOPLE:
             return pairs
-        return [
-            (of_people(a, self._who[: len(a)]), of_people(b, self._who[len(a) :])) for a, b in pairs
-        ]
+        by_person = []
+        for members, others in pairs:
+            who, elsewhere = self._who[: len(members)], self._who[len(members) :]
+            by_person.append((of_people(members, who), of_people(others, elsewhere)))
+        return by_person
 
     def _whole(self, people: bool) -> list[tuple[list[Signals], int]]:
         """Compute signals of the last global model."""
@@ -157,14 +158,13 @@ class ShadowView(RecordsView):
             client = self._clients[partition]
             out_x, out_y = held_out([client])
             n = min(client.examples, len(out_x) // 2)
-            asked = ClientData(
-                torch.cat([client.x[:n], out_x[:n]]), torch.cat([client.y[:n], out_y[:n]])
-            )
-            rounds = []
+            x, y = torch.cat([client.x[:n], out_x[:n]]), torch.cat([client.y[:n], out_y[:n]])
+            asked, bound, rounds = ClientData(x, y), None, []
+            if method.client.trust == "local":
+                bound = method.client_clip
             for row in table[-last:]:
                 sent = row[partitions.index(partition)]
                 noise = self._noise.get((sent.round, partition), 0.0)
-                bound = method.client_clip if method.client.trust == "local" else None
                 given = (asked, ClientData(out_x[n:], out_y[n:]), [sent.round], noise, bound)
                 rounds.append(self._signals(sent.model, sent.start, *given))
             rounds_signals.append((rounds, n))
@@ -191,9 +191,8 @@ class ShadowView(RecordsView):
         else:
             inside = balanced(MODELS, asked.examples, seed)
         if places is not None and self._setup.method.noisy is not None:
-            vectors = torch.stack(
-                [self._played(i, asked, places, mine) for i, mine in enumerate(inside)]
-            )
+            played = [self._played(i, asked, places, mine) for i, mine in enumerate(inside)]
+            vectors = torch.stack(played)
         else:
             vectors = train_shadows(
                 model, layout, learner.local, start, asked, inside, seed, rounds=rounds
@@ -217,9 +216,8 @@ class ShadowView(RecordsView):
     def _noised(self, vectors: Tensor, start: Tensor, noise: Any, bound: Any) -> Tensor:
         """Clip and noise shadow models [m, d] as clients do."""
         layout = self._setup.learner.layout
-        if isinstance(noise, dict) and isinstance(
-            bound, float
-        ):  # noised layer by layer, each is clipped to this norm
+        if isinstance(noise, dict) and isinstance(bound, float):
+            # noised layer by layer, each is clipped to this norm
             bound = dict.fromkeys(noise, bound)
         if bound is not None:
             vectors = start + clip(vectors - start, bound, layout)
@@ -232,12 +230,13 @@ class ShadowView(RecordsView):
 
 def _together(clients: Sequence[ClientData]) -> tuple[ClientData, Tensor]:
     """Join all training records, with their persons where all clients name them, and the client of each record."""
-    named = [c.person for c in clients if c.person is not None]
-    person = torch.cat(named) if len(named) == len(clients) else None
-    places = torch.repeat_interleave(torch.tensor([c.examples for c in clients]))
-    return ClientData(
-        torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]), person=person
-    ), places
+    named = [client.person for client in clients if client.person is not None]
+    person = None
+    if len(named) == len(clients):
+        person = torch.cat(named)
+    places = torch.repeat_interleave(torch.tensor([client.examples for client in clients]))
+    x, y = torch.cat([client.x for client in clients]), torch.cat([client.y for client in clients])
+    return ClientData(x, y, person=person), places
 
 
 def _away(client: ClientData) -> ClientData:
@@ -250,18 +249,19 @@ def _away(client: ClientData) -> ClientData:
 def _some(data: ClientData, chosen: Tensor) -> ClientData:
     """Return the records for which `chosen` [N] is not 0."""
     rows = chosen.nonzero()[:, 0]
-    return ClientData(
-        data.x[rows], data.y[rows], person=None if data.person is None else data.person[rows]
-    )
+    person = data.person
+    if person is not None:
+        person = person[rows]
+    return ClientData(data.x[rows], data.y[rows], person=person)
 
 
 def held_out(clients: Sequence[ClientData]) -> tuple[Tensor, Tensor]:
     """Join the clients' held-out records."""
-    pairs = [
-        (c.test_x, c.test_y)
-        for c in clients
-        if c.test_x is not None and c.test_y is not None and len(c.test_x)
-    ]
-    if not pairs or sum(len(a) for a, _ in pairs) < 2:
+    x, y = list[Tensor](), list[Tensor]()
+    for client in clients:
+        if client.test_x is not None and client.test_y is not None and len(client.test_x):
+            x.append(client.test_x)
+            y.append(client.test_y)
+    if sum(map(len, x)) < 2:
         raise FieldError("data.holdout", 0, "non-members are what clients hold out: hold out more")
-    return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
+    return torch.cat(x), torch.cat(y)

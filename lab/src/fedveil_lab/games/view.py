@@ -72,14 +72,14 @@ class ParticipationView:
     def __call__(self, seen: Seen) -> dict[str, float]:
         starts, rows = seen.broadcast.models, []
         for partition in self._holders.adversaries:
-            model = model_of(seen.received[partition]) if partition in seen.received else None
-            usable = model is not None and bool(
-                model.isfinite().all()
-            )  # the server drops what is not
-            rows.append(
-                model - starts[0] if model is not None and usable else torch.zeros_like(starts[0])
-            )
-        self._models += [seen.models] if self._models else [starts, seen.models]
+            model = model_of(seen.received.get(partition, ()))
+            if model is not None and bool(model.isfinite().all()):
+                rows.append(model - starts[0])
+            else:  # the server drops it
+                rows.append(torch.zeros_like(starts[0]))
+        if not self._models:
+            self._models.append(starts)
+        self._models.append(seen.models)
         self._sent.append(torch.stack(rows))
         self._measured.append(seen.record.client_metrics)
         self._shown.append(seen.record.published)
@@ -89,10 +89,8 @@ class ParticipationView:
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
         """Return ``scores`` by attack, one a round; reasons of ``refused`` ones; classes the shadow lacks (``missing``)."""
-        return [
-            judge._concluded(outsider)
-            for judge, outsider in zip(judges, _outsiders(judges), strict=True)
-        ]
+        pairs = zip(judges, _outsiders(judges), strict=True)
+        return [judge._concluded(outsider) for judge, outsider in pairs]
 
     def _concluded(self, outsider: Tensor | None) -> dict[str, Any]:
         scores: dict[str, list[float]] = {}
@@ -107,10 +105,8 @@ class ParticipationView:
             outsider=outsider,
             clip=setup.method.server.public_clip,
         )
-        threat, observation = (
-            threat_of(self._world, setup.method, holders.reference is not None),
-            self.observation(),
-        )
+        threat = threat_of(self._world, setup.method, holders.reference is not None)
+        observation = self.observation()
         for name, kind, published in self._played():
             try:
                 if observation is None:
@@ -133,22 +129,25 @@ class ParticipationView:
 
     def _played(self) -> Iterator[tuple[str, type[Attack], Sequence[Mapping[str, float]]]]:
         if self._world.crafted:
-            yield from ((kind.name, kind, ()) for kind in Active.weighs)
+            for kind in Active.weighs:
+                yield kind.name, kind, ()
             return
-        yield from ((kind.name, kind, ()) for kind in (*PASSIVE, *self._others))
-        central, configured = (
-            self._setup.method.client.trust == "central",
-            self._setup.config.publish,
-        )
+        for kind in (*PASSIVE, *self._others):
+            yield kind.name, kind, ()
+        configured = self._setup.config.publish
         for mode, name in PUBLISHED.items():
-            as_set = configured.metrics == mode
-            publishing = configured if as_set else replace(configured, metrics=mode)  # type: ignore[arg-type]
-            yield name, SideChannel, self.published(publishing, as_set) if central else ()
+            if self._setup.method.client.trust != "central":
+                yield name, SideChannel, ()
+                continue
+            publishing = replace(configured, metrics=mode)  # type: ignore[arg-type]
+            yield name, SideChannel, self.published(publishing, configured.metrics == mode)
 
     def published(self, publishing: Publishing, as_set: bool) -> Sequence[Mapping[str, float]]:
         """Return the metrics that clients were shown; for another way of publishing, those they would see, with its noise."""
         if as_set:
-            return self._shown if all(self._shown) else ()
+            if all(self._shown):
+                return self._shown
+            return ()
         if self._last is None:
             return ()
         federation, shown = self._last.federation, []
@@ -198,9 +197,8 @@ def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
         lacking["metrics"] = "under local trust no metric leaves a client"
     if world.crafted:
         able.add("crafted updates")
-    return ThreatModel(
-        "malicious client" if world.crafted else "semi-honest client", frozenset(able), lacking
-    )
+        return ThreatModel("malicious client", frozenset(able), lacking)
+    return ThreatModel("semi-honest client", frozenset(able), lacking)
 
 
 def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
@@ -209,8 +207,10 @@ def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
     for judge in judges:
         setup, holders = judge._setup, judge._holders
         own = setup.clients[holders.adversaries[0]]
-        parts = [own] if holders.reference is None else [own, holders.reference]
-        held.append(ClientData(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])))
+        if holders.reference is not None:
+            x = torch.cat([own.x, holders.reference.x])
+            own = ClientData(x, torch.cat([own.y, holders.reference.y]))
+        held.append(ClientData(own.x, own.y))
         starts.append(setup.starts[0])
         keys.append((setup.config.seed, 0, judge._world.attacker))
     config, learner = first.config, first.learner
@@ -219,7 +219,10 @@ def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
     how: dict[str, Any] = {"device": config.device, "workers": config.workers}
     trainer = make_trainer(learner.model, learner.layout, alone, config.trainer, **how)
     trained = trainer.train(torch.stack(starts), held, keys)
-    return [
-        None if isinstance(one, Exception) or judge._holders.reference is None else one.model
-        for one, judge in zip(trained, judges, strict=True)
-    ]
+    outsiders = list[Tensor | None]()
+    for one, judge in zip(trained, judges, strict=True):
+        if isinstance(one, Exception) or judge._holders.reference is None:
+            outsiders.append(None)
+        else:
+            outsiders.append(one.model)
+    return outsiders

@@ -118,8 +118,8 @@ def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> 
         axes = panels[setting]
         for name, (false, true) in lines.items():
             again, colour = divmod(places[name], len(COLOURS))
-            style = {"color": COLOURS[colour], "linestyle": ROC_DASHES[again % 4]}
-            axes.plot(false, true, label=name, linewidth=1.4, **style)
+            dash = ROC_DASHES[again % 4]
+            axes.plot(false, true, label=name, linewidth=1.4, color=COLOURS[colour], linestyle=dash)
         ends = [begin, 1]
         axes.plot(ends, ends, color="#999999", linewidth=0.8, label="_chance")
         axes.set(title=setting, xlabel="false positive rate", ylabel="true positive rate")

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from fedveil.gdp import rounded_down
-from fedveil.tables import NOTHING, Table, grouped_by, shown
+from fedveil.tables import NOTHING, Table, grouped_by
 from fedveil_lab.attacks import Participation
 from fedveil_lab.attacks.bounds import epsilon_ceiling
 from fedveil_lab.attacks.participation.rounds import Colluding
@@ -40,7 +41,9 @@ def answered(label: str, own: Sequence[Participation], best: Participation | Non
     """Say in a sentence what the strongest attack that counts found on a setting."""
     if best is None:
         return f"{label}: open, none of {len(own)} attacks works here even without a defence."
-    answer = "yes" if best.auc.low > 0.5 else "not shown"
+    answer = "not shown"
+    if best.auc.low > 0.5:
+        answer = "yes"
     return f"{label}: {answer}, the strongest attack ({best.attack}) has an AUC of {in_words(best.auc)}."
 
 
@@ -110,10 +113,12 @@ def answer(audit: Audit) -> str:
 def folded(refused: Sequence[Refused]) -> list[str]:
     """Write one line for each reason why attacks were not run."""
     said = []
-    for reason, own in grouped_by(refused, lambda one: one.reason).items():
+    for reason, own in grouped_by(refused, attrgetter("reason")).items():
         attacks = dict.fromkeys(one.attack for one in own)
         said.append(f"{', '.join(attacks)} ({reason})")
-    return [f"not run: {'; '.join(said)}"] if said else []
+    if not said:
+        return []
+    return [f"not run: {'; '.join(said)}"]
 
 
 def compared(audit: Audit) -> list[str]:
@@ -161,40 +166,49 @@ def _table(audit: Audit, label: str) -> Table:
     """Make the table of each attack's result against one setting."""
     undefended = audit.settings[0]
     columns = ["AUC (95%)", "advantage", "measured epsilon >=", "AUC without defence", "valid"]
-    numbers = columns[:3] if label == undefended else columns
-    lines = []
+    numbers, lines = columns, []
+    if label == undefended:
+        numbers = columns[:3]
     for name, verdicts in by_attack(audit).items():
         cells = [
             *_figures(verdicts.get(label)),
             _area(verdicts.get(undefended)),
             _validity(verdicts.get(label)),
         ]
-        verdict = verdicts.get(label)
-        mark = SUPPOSED if verdict is not None and verdict.supposed else ""
-        lines.append([name + mark, *cells[: len(numbers)]])
+        verdict, shown_as = verdicts.get(label), name
+        if verdict is not None and verdict.supposed:
+            shown_as += SUPPOSED
+        lines.append([shown_as, *cells[: len(numbers)]])
     title = f"{label}: {_about(audit.values['settings'][label])}"
     return Table(["attack", *numbers], lines, title, numbers, ["advantage", *columns[3:]])
 
 
 def _area(verdict: Scored | None) -> str:
     """Write the area under an attack's curve; an attack without a verdict was refused."""
-    return "refused" if verdict is None else in_words(verdict.auc)
+    if verdict is None:
+        return "refused"
+    return in_words(verdict.auc)
 
 
 def _validity(verdict: Scored | None) -> str:
     """Write whether an attack works without the defence."""
     if verdict is None or verdict.valid is None:
         return NOTHING
-    return "yes" if verdict.valid else "no"
+    if verdict.valid:
+        return "yes"
+    return "no"
 
 
 def _figures(verdict: Scored | None) -> list[str]:
     """Write area, advantage and proven epsilon of an attack."""
     if verdict is None:
         return ["refused", NOTHING, NOTHING]
-    advantage = None if verdict.advantage is None else verdict.advantage.point
-    bound = None if verdict.epsilon is None else vars(verdict.epsilon)
-    return [in_words(verdict.auc), shown(advantage, ".2f"), proven(bound)]
+    advantage = bound = NOTHING
+    if verdict.advantage is not None:
+        advantage = f"{verdict.advantage.point:.2f}"
+    if verdict.epsilon is not None:
+        bound = proven(vars(verdict.epsilon))
+    return [in_words(verdict.auc), advantage, bound]
 
 
 def by_attack(audit: Audit) -> dict[str, dict[str, Scored]]:
@@ -282,7 +296,9 @@ def _gain(audit: Audit) -> str:
                     parts.append(f"{mode} {verdict.point:.3f}")
             if len(parts) > 1:
                 lines.append(f"{label}, {who}: {', '.join(parts)}")
-    return f" AUC of an adversary by what is published: {'; '.join(lines)}." if lines else ""
+    if not lines:
+        return ""
+    return f" AUC of an adversary by what is published: {'; '.join(lines)}."
 
 
 def _sequential(verdict: Scored) -> str:

@@ -123,14 +123,10 @@ def promised(setup: Setup) -> Promise:
         done, books = _by_clients(federation, opened, rounds, ledgers)
     totals = totals_of(setup.method.client.trust, books, read_off(setup.config.read_off))
     at_most = setup.config.privacy.budget.epsilon is not None and any(map(_charged, books.values()))
-    return Promise(
-        replace(totals.worst, hypotheses_apart=None),
-        totals.validation,
-        done,
-        rounds,
-        opened.apart if len(opened.models) > 1 else None,
-        at_most,
-    )
+    guarantee, apart = replace(totals.worst, hypotheses_apart=None), None
+    if len(opened.models) > 1:
+        apart = opened.apart
+    return Promise(guarantee, totals.validation, done, rounds, apart, at_most)
 
 
 def _charged(book: Ledger) -> bool:

@@ -59,14 +59,14 @@ def _names(study: Study) -> Iterator[Name]:
         if drawn.level is not None:
             yield f"figures.{figure}.level", drawn.level[0], spec.tables
             yield f"figures.{figure}.level", drawn.level[1], _figures(spec.tables[drawn.level[0]])
-    for setting, one in spec.settings.items():
-        if one.sigma_of:
-            yield f"settings.{setting}.sigma_of", one.sigma_of, spec.settings
+    for setting, about in spec.settings.items():
+        if about.sigma_of:
+            yield f"settings.{setting}.sigma_of", about.sigma_of, spec.settings
     for reading, other in spec.readings.items():
         if other.row:
             yield f"readings.{reading}.row", other.row, spec.rows
-        for setting in other.settings:
-            yield f"readings.{reading}.settings", setting, spec.settings
+        for name in other.settings:
+            yield f"readings.{reading}.settings", name, spec.settings
     for group in spec.judged_on:
         scale, *readings = group.split(", ")
         yield "judged_on", scale, spec.scales
