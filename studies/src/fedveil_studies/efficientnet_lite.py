@@ -67,7 +67,9 @@ class InvertedResidual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, side, side]."""
         changed: Tensor = self.body(x)
-        return x + changed if self.residual else changed
+        if self.residual:
+            return x + changed
+        return changed
 
 
 class Lengthened(nn.Module):

@@ -222,7 +222,9 @@ def _streams(z: Array) -> list[_Tests]:
 
 def _coordinates(z: Array) -> list[_Tests]:
     rows = np.ascontiguousarray(z.reshape(-1, z.shape[2]).T)
-    return [_strongest(rows, lambda i, j: f"coordinates {i} and {j}")] if len(rows) > 1 else []
+    if len(rows) > 1:
+        return [_strongest(rows, lambda i, j: f"coordinates {i} and {j}")]
+    return []
 
 
 def _shape(z: Array) -> list[_Tests]:

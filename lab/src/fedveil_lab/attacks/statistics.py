@@ -74,7 +74,9 @@ def auc_interval(
     point = float(won.mean())
     certain = share ** (1 / min(len(first), len(second)))
     if widened and point in (0.0, 1.0):
-        return Estimate(point, certain, 1.0) if point == 1 else Estimate(point, 0.0, 1 - certain)
+        if point == 1:
+            return Estimate(point, certain, 1.0)
+        return Estimate(point, 0.0, 1 - certain)
     rng = np.random.default_rng(seed)
     rows = rng.multinomial(len(first), np.full(len(first), 1 / len(first)), size=resamples) / len(
         first

@@ -106,7 +106,9 @@ def beats_guessing(figure: Estimate | None, guess: float) -> bool | None:
     guess : float
         Result of a guess: .5 for an AUC, 0 for what is gained over a guess.
     """
-    return None if figure is None else bool(figure.low > guess)
+    if figure is None:
+        return None
+    return bool(figure.low > guess)
 
 
 @dataclass(frozen=True, kw_only=True)

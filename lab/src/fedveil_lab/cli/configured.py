@@ -83,9 +83,7 @@ def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
     """Advise on public labelled examples; `begun` says whether training begins with a model of these examples."""
     if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
         return "nothing above leaves much to learn: take the model of the public examples alone; it protects everybody"
-    start = (
-        ""
-        if begun
-        else 'begin with the public model, which costs nothing: model.start = "public"; '
-    )
+    start = 'begin with the public model, which costs nothing: model.start = "public"; '
+    if begun:
+        start = ""
     return f"{start}fedveil compare names settings that end below it: in their place take the public model"

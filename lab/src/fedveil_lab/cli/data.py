@@ -160,7 +160,9 @@ def apply(
     rows = []
     for page in apply_model(run, pages, where, threshold):
         share = f"{float((page.score >= threshold).mean()):.2%}"
-        best = f"{page.boxes[0][-1]:.3f}" if page.boxes else "-"
+        best = "-"
+        if page.boxes:
+            best = f"{page.boxes[0][-1]:.3f}"
         rows.append((page.name, share, str(len(page.boxes)), best))
     show([Table(("page", "of its pixels", "places", "surest"), rows)])
     say(f"written to {where}: a drawing and a mask a page, found.json", whole=True)

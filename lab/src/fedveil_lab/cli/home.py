@@ -200,4 +200,6 @@ def _code_of(run: Path, network: str, known: bool = False) -> str | None:
     from fedveil.learning import MODELS
 
     own = known or (run / CONFIG).is_file()
-    return network if own and network not in MODELS else None
+    if own and network not in MODELS:
+        return network
+    return None

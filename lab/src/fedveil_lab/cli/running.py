@@ -250,7 +250,8 @@ def compare(
                 spec, folder, seeds=seeds, resume=resume, progress=Display(console), **how
             )
         except KeyboardInterrupt:
-            if finished := grid.finished_of(spec, folder, seeds):
+            finished = grid.finished_of(spec, folder, seeds)
+            if finished:
                 shared.show(comparison_tables(finished, console.width))
             raise
         if audit:

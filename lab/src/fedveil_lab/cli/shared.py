@@ -94,18 +94,18 @@ def console_for() -> "Console":
     from rich.console import Console
 
     chosen = Console(quiet=OUTPUT.quiet, stderr=OUTPUT.json)
-    return (
-        chosen
-        if chosen.is_terminal
-        else Console(width=max(chosen.width, PIPE), quiet=chosen.quiet, stderr=chosen.stderr)
-    )
+    if chosen.is_terminal:
+        return chosen
+    return Console(width=max(chosen.width, PIPE), quiet=chosen.quiet, stderr=chosen.stderr)
 
 
 def executor_of(name: str) -> "Factory | None":
     """Return the factory of the named executor."""
     from fedveil_lab.grid.jobs import EXECUTORS
 
-    return EXECUTORS.find(name) if name else None
+    if name:
+        return EXECUTORS.find(name)
+    return None
 
 
 def folder_of(config: str, name: str) -> Path:
@@ -113,7 +113,9 @@ def folder_of(config: str, name: str) -> Path:
     from fedveil.files import CONFIG
 
     path = Path(config)
-    return path if (path / CONFIG).is_file() else Path("runs") / name
+    if (path / CONFIG).is_file():
+        return path
+    return Path("runs") / name
 
 
 def numbered(path: Path) -> Iterator[Path]:

@@ -107,7 +107,9 @@ class Randomness(Section):
     def build(self, seed: int) -> Source:
         """Make the noise source of a run with this seed."""
         own = seed if self.seed is None else self.seed
-        return ReproducibleSource(own) if self.kind == "reproducible" else SecureSource()
+        if self.kind == "reproducible":
+            return ReproducibleSource(own)
+        return SecureSource()
 
 
 class Setting(BaseModel):

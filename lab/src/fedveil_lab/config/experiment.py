@@ -262,7 +262,9 @@ class Config(Section):
         quoted = method.client.quote(
             Broadcast(models=torch.zeros(1, 1), public=public), method.client.init()
         )
-        return quoted if isinstance(quoted, Spend) else None
+        if isinstance(quoted, Spend):
+            return quoted
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values in the file's shape: options stand beside the name they belong to."""

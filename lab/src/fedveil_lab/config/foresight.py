@@ -63,7 +63,9 @@ class Shape:
     @property
     def chance(self) -> float:
         """Score of always naming one class, or the mean."""
-        return 1 / self.classes if self.classes else 0.0
+        if self.classes:
+            return 1 / self.classes
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ def pull_of(method: object, clients: int) -> float | None:
 
 def weighing(weights: Sequence[float]) -> float:
     """Return the mean weight of a row under weights that make all classes count alike, the rarest with 1."""
-    return len(weights) / sum(1 / weight for weight in weights) if weights else 1.0
+    if weights:
+        return len(weights) / sum(1 / weight for weight in weights)
+    return 1.0
 
 
 def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:

@@ -99,7 +99,9 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
 def _method(values: Mapping[str, Any]) -> Any:
     """Return the method that the file names; None where it names nothing, or holds no table."""
     table = values.get("privacy")
-    return table.get("method") if isinstance(table, Mapping) else None
+    if isinstance(table, Mapping):
+        return table.get("method")
+    return None
 
 
 def _switch(values: dict[str, Any], method: str, assigned: Collection[str]) -> None:

@@ -52,7 +52,9 @@ def odd(column: Column, fix: str = "") -> list[str]:
     if not column.numeric:
         words = ", ".join(map(repr, in_any_case(column.present_texts, VAGUE)))
         said = f"column {column.name!r}: {words} is taken as one of its texts, not as missing"
-        return [said] if words else []
+        if words:
+            return [said]
+        return []
     numbers = column.present_numbers
     kinds, counts = np.unique(numbers, return_counts=True)
     ends = (0, -1) if len(kinds) > 2 else ()
@@ -87,7 +89,9 @@ def leak(column: Column, target: Column) -> str:
         return ""
     if target.numeric and target.texts.nunique() > FEW:
         same = column.numeric and _proportional(column.numbers[rows], target.numbers[rows])
-        return _leaks(column, "is the target but for scale and offset") if same else ""
+        if same:
+            return _leaks(column, "is the target but for scale and offset")
+        return ""
     classes = np.unique(target.texts[rows].to_numpy(dtype=str), return_inverse=True)[1]
     told, most = _told(column, rows, classes), int(np.bincount(classes).max())
     if told < TELLS * len(classes) or most > MOST_OF_ONE * len(classes):
@@ -182,9 +186,9 @@ def _time(column: Column, fix: str) -> str:
     fix = "store what matters as a number, such as a year or an age" + (
         " in years" if fix else ", or take it out"
     )
-    return (
-        f"column {column.name!r} is read as amounts, and looks like {looks}: {fix}" if looks else ""
-    )
+    if looks:
+        return f"column {column.name!r} is read as amounts, and looks like {looks}: {fix}"
+    return ""
 
 
 def _moment(kinds: NDArray[np.float64]) -> str:

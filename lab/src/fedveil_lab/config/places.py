@@ -45,11 +45,9 @@ def _file(field: str, text: str, folder: Path) -> str:
     path = Path(text)
     if not text or path.is_absolute() or text.startswith("~"):
         return text
-    return (
-        os.path.abspath(folder / path)
-        if _beside(field, text, folder, lambda root: [root / path])
-        else text
-    )
+    if _beside(field, text, folder, lambda root: [root / path]):
+        return os.path.abspath(folder / path)
+    return text
 
 
 def _module(field: str, text: str, folder: Path) -> str:

@@ -183,7 +183,9 @@ class Data(OpenSection):
     @property
     def planned(self) -> int | None:
         """Return the number of clients, where it is known before the data are loaded."""
-        return None if self.clients == "natural" else self.clients
+        if self.clients == "natural":
+            return None
+        return self.clients
 
 
 class Model(OpenSection):

@@ -220,7 +220,9 @@ def _unknown_key(
 ) -> UnknownKeyError:
     """Refuse a key that its section does not have, with the table that is meant, or the nearest key."""
     section, _, key = field.rpartition(".")
-    names: Sequence[str] = known(section) if known else ()
+    names: Sequence[str] = ()
+    if known:
+        names = known(section)
     if not names:
         return UnknownKeyError(field, value, "is no key here")
     hint = nearest(key, names)

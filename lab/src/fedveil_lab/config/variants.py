@@ -214,7 +214,9 @@ def _label(config: Config, setting: Setting) -> str:
 
 def _parameters(config: Config, setting: Setting) -> Collection[str]:
     method = _method(config, setting)
-    return parameters(method) if method in METHODS else ()
+    if method in METHODS:
+        return parameters(method)
+    return ()
 
 
 def _point(

@@ -63,6 +63,7 @@ def refuse_another(path: Path, spec: Mapping[str, Any], config: Config) -> None:
     FieldError
         Naming what differs.
     """
-    if different := differing(path, spec, config):
+    different = differing(path, spec, config)
+    if different:
         accepted = f"holds an audit with another {', '.join(different)}: its figures would be lost; give another --out"
         raise FieldError("--out", str(path), accepted)

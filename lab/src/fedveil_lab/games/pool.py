@@ -68,11 +68,9 @@ class Pool:
 
 def strata_of(y: Tensor, dataset: DataSet) -> NDArray[np.int64]:
     """Return classes [N], or one stratum for all without classes."""
-    return (
-        y.numpy().astype(np.int64)
-        if dataset.task == "classification"
-        else np.zeros(len(y), dtype=np.int64)
-    )
+    if dataset.task == "classification":
+        return y.numpy().astype(np.int64)
+    return np.zeros(len(y), dtype=np.int64)
 
 
 def proportions_of(y: Tensor, dataset: DataSet) -> Proportions:

@@ -177,7 +177,9 @@ def _as_dealt(dealt: Dealt, world: World) -> Holders:
 
 def _place(world: World) -> int | None:
     """Return the target's place in this federation."""
-    return world.target if world.inside else None
+    if world.inside:
+        return world.target
+    return None
 
 
 def _adversaries(world: World) -> tuple[int, ...]:

@@ -59,7 +59,9 @@ class Cell:
     @property
     def sources(self) -> tuple["Cell", ...]:
         """The cells whose sigma this one takes."""
-        return (self.sigma_of,) if isinstance(self.sigma_of, Cell) else self.sigma_of or ()
+        if isinstance(self.sigma_of, Cell):
+            return (self.sigma_of,)
+        return self.sigma_of or ()
 
     @cached_property
     def key(self) -> str:

@@ -34,16 +34,22 @@ class Kept:
                 cell.config.data.name,
                 f"is not here, and {len(folders)} versions of it were run",
             )
-        return folders[0] if folders else self.folder / CELLS / cell.folder
+        if folders:
+            return folders[0]
+        return self.folder / CELLS / cell.folder
 
     def state(self, cell: Cell) -> str:
         """Return ``"done"``, ``"begun"`` or ``"to run"``."""
         path = self.path(cell)
         if path is None:
-            return "done" if cell.key in self._kept else "to run"
+            if cell.key in self._kept:
+                return "done"
+            return "to run"
         if (path / "summary.json").is_file():
             return "done"
-        return "begun" if (path / CONFIG).is_file() else "to run"
+        if (path / CONFIG).is_file():
+            return "begun"
+        return "to run"
 
     def rounds_done(self, cell: Cell) -> int:
         """Count the finished rounds of a cell."""
@@ -51,11 +57,9 @@ class Kept:
             return len(self._kept[cell.key].rows)
         path = self.path(cell)
         metrics = None if path is None else path / METRICS_FILE
-        return (
-            len(metrics.read_bytes().splitlines())
-            if metrics is not None and metrics.is_file()
-            else 0
-        )
+        if metrics is not None and metrics.is_file():
+            return len(metrics.read_bytes().splitlines())
+        return 0
 
     def find(self, cell: Cell) -> Outcome | None:
         """Find the outcome of a finished cell, or None.

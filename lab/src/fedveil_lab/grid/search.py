@@ -195,7 +195,8 @@ def _on(config: Config, file: Path, setup: Setup, seed: int) -> Config:
         "clients": len(setup.clients),
         "holdout": config.data.holdout,
     }
-    if classes := setup.dealt.dataset.classes:
+    classes = setup.dealt.dataset.classes
+    if classes:
         data["classes"] = classes
     if setup.method.noisy is not None and setup.method.noisy.noisy_steps.images:
         data["person"] = "unit"

@@ -68,7 +68,9 @@ def whole_numbers() -> Any:
 
 def dot(rounds: Sequence[Any]) -> str:
     """Return the marker of a line over rounds: a single round would be invisible without one."""
-    return "o" if len(rounds) == 1 else ""
+    if len(rounds) == 1:
+        return "o"
+    return ""
 
 
 def say(axes: Axes, text: str) -> None:

@@ -194,7 +194,9 @@ def _shares(axes: Axes, placed: Sequence[Holding], dataset: DataSet) -> None:
         axes.set_yticks(range(len(shares)), dataset.names())
     axes.set_ylabel("class")
     figure: Any = axes.figure
-    unit = "pixels" if dataset.task == "segmentation" else "examples"
+    unit = "examples"
+    if dataset.task == "segmentation":
+        unit = "pixels"
     figure.colorbar(image, ax=axes, label=f"share of the client's {unit}", pad=0.01)
 
 

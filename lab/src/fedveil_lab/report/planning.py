@@ -49,7 +49,9 @@ def in_words(guarantee: Mapping[str, Any]) -> str:
 
 def of_whom(guarantee: Mapping[str, Any]) -> str:
     """Say who is protected from whom by a guarantee."""
-    without = " There is no epsilon." if guarantee["status"] == "heuristic" else ""
+    without = ""
+    if guarantee["status"] == "heuristic":
+        without = " There is no epsilon."
     return f"{who_is_protected(guarantee)}.{without}"
 
 

@@ -82,7 +82,9 @@ class Display:
         if self._bar is not None:
             self._bar.update(TaskID(0), completed=self._done, text=text)
         elif self._done in (1, self._total) or self._done % math.ceil(self._total / LINES) == 0:
-            step = "step" if isinstance(what, dict) and "text" in what else "round"
+            step = "round"
+            if isinstance(what, dict) and "text" in what:
+                step = "step"
             self.say(f"{self._label}  {step} {self._done}/{self._total}  {text}".strip())
 
     def say(self, text: str) -> None:
@@ -104,4 +106,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.1f} h"

@@ -71,7 +71,9 @@ class Dealt:
         totals = [
             sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)
         ]
-        return max(totals) / sum(totals) if totals else None
+        if totals:
+            return max(totals) / sum(totals)
+        return None
 
     def unscored(self, method: Method, scoring: Scoring | None = None) -> list[int]:
         """List the classes that no public example shows, or none of those scored, where the method scores layers."""

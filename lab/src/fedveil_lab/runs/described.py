@@ -145,7 +145,9 @@ def _anew(spec: Config, folder: Path) -> Description:
 
 def _note(config: Config, note: str) -> str:
     """Return the note on a set that everybody has; a note on the user's own file names the file, and is not exported."""
-    return "" if "path" in config.data.options else note
+    if "path" in config.data.options:
+        return ""
+    return note
 
 
 def _summary_of(folder: Path) -> dict[str, Any]:

@@ -35,7 +35,9 @@ from fedveil_lab.runs.deal import data_digest
 
 def new_run_id(config: Config) -> str:
     """The id in every ledger line: of the configuration where the run can be repeated to the bit, else a random one."""
-    return config.fingerprint()[:16] if config.source.kind == "reproducible" else uuid.uuid4().hex
+    if config.source.kind == "reproducible":
+        return config.fingerprint()[:16]
+    return uuid.uuid4().hex
 
 
 # What carries no noise, whatever the run promises of its models: the experimenter's view, not to be handed on.
@@ -213,12 +215,12 @@ class RunFolder:
             rounds += [entry.key[0] for entry in book.entries]
         last = max(rounds)
         if last > done:
-            stands = f"the model of round {done} stands" if done else "the first model stands"
-            again = (
-                "and drawn anew; what is recorded of it stays counted"
-                if self._durable
-                else "to the same bits"
-            )
+            stands = "the first model stands"
+            if done:
+                stands = f"the model of round {done} stands"
+            again = "to the same bits"
+            if self._durable:
+                again = "and drawn anew; what is recorded of it stays counted"
             self._message(
                 f"the ledgers hold round {last}, which has no checkpoint: {stands}, it is done {again}"
             )

@@ -40,8 +40,12 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
             said.append(f"{label}: {sentence(shape_of(setup, side), pull, possible)}")
     if not said:
         return []
-    assumed = "" if reach is not None else " (assumed: give --reach if more is known of such data)"
-    figure = "balanced accuracy" if classes else "a share of the mean's error"
+    assumed = " (assumed: give --reach if more is known of such data)"
+    if reach is not None:
+        assumed = ""
+    figure = "a share of the mean's error"
+    if classes:
+        figure = "balanced accuracy"
     first = f"expected before any data are used, if {figure} {possible:.2f} is possible without privacy{assumed}:"
     read = private_numbers(setup)
     rests = f"conditional: this rests on private numbers ({', '.join(read)})"
@@ -61,10 +65,12 @@ def sentence(shape: Shape, pull: float, reach: float) -> str:
     found, least = foresee(shape, pull, reach), least_reach(shape, pull)
     if not found.useless:
         return f"about {found.score:.2f}; better than chance if at least {least:.2f} is possible"
-    guess = "the most frequent class" if shape.classes else "the mean"
-    needed = (
-        f"it takes a task where {least:.2f} is possible" if least < 1 else "no task is clear enough"
-    )
+    guess = "the mean"
+    if shape.classes:
+        guess = "the most frequent class"
+    needed = "no task is clear enough"
+    if least < 1:
+        needed = f"it takes a task where {least:.2f} is possible"
     return f"no better than {guess} (about {found.score:.2f}, 95% from {found.low:.2f}); {needed}"
 
 
@@ -106,4 +112,6 @@ def _sides(config: Config) -> dict[str, object]:
 
 def noisy_side(method: Method) -> object:
     """Return the side that adds the noise."""
-    return method.server if method.noisy is None else method.client
+    if method.noisy is None:
+        return method.server
+    return method.client

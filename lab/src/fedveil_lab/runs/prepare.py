@@ -154,7 +154,9 @@ class Setup:
             filters.append(ParticipationFilter(budget.participations))
         if not filters:
             return None
-        return filters[0] if len(filters) == 1 else _All(filters)
+        if len(filters) == 1:
+            return filters[0]
+        return _All(filters)
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +352,9 @@ def resolve_device(device: str) -> str:
     """
     available = torch.cuda.is_available()
     if device == "auto":
-        return "cuda" if available else "cpu"
+        if available:
+            return "cuda"
+        return "cpu"
     if device == "cuda" and not available:
         raise FieldError(
             "device", device, "there is no GPU that PyTorch can use; accepted here: auto, cpu"

@@ -136,7 +136,9 @@ def run(
         federation = setup.federation(
             ledgers, own, (lambda text: None) if setting else progress.say
         )
-        rows: list[Row] = folder.rows if folder else []
+        rows: list[Row] = []
+        if folder:
+            rows = folder.rows
         if folder is not None:
             folder.create(opening_of(setup, federation, label))
             if folder.checkpoint is not None:
@@ -164,7 +166,8 @@ def run(
         values = summary_of(
             setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0]
         )
-        if found := classified_of(setup, federation):
+        found = classified_of(setup, federation)
+        if found:
             values["classified"] = found
         if folder is not None:
             folder.finish(history.state_dicts, values, about_of(setup), _best(federation, history))

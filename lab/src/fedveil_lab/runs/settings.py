@@ -70,11 +70,9 @@ def _vacuous(about: About) -> Iterator[str]:
 def _absurd_clip(about: About) -> Iterator[str]:
     clip = about.config.privacy.options.get("clip")
     if isinstance(clip, int | float) and not CLIPS[0] <= clip <= CLIPS[1]:
-        what = (
-            "nothing is learned: every update is cut to that length"
-            if clip < 1
-            else "noise is as large as the clip"
-        )
+        what = "noise is as large as the clip"
+        if clip < 1:
+            what = "nothing is learned: every update is cut to that length"
         yield f"privacy.clip = {clip:g}: {what}; updates and gradients are mostly .1 to 10 long"
 
 

@@ -194,7 +194,9 @@ def _read(path: Path, shape: tuple[int, int]) -> NDArray[Any] | None:
     except (OSError, ValueError, EOFError):
         return None
     whole = stored.shape == shape and stored.dtype == np.float32
-    return stored if whole else None
+    if whole:
+        return stored
+    return None
 
 
 def _write(path: Path, features: NDArray[Any]) -> None:

@@ -105,7 +105,9 @@ def _noise_power(seen: Seen, weights: Tensor) -> float:
     deviations = [scales.get(p) or [0.0] * len(sizes) for p in sorted(seen.received)]
     powers = torch.tensor(deviations, dtype=torch.float64).square() * sizes
     plain = powers.sum() / len(weights) ** 2
-    return float((weights.square() * powers).sum() / plain) if plain else 1.0
+    if plain:
+        return float((weights.square() * powers).sum() / plain)
+    return 1.0
 
 
 class FewImages:

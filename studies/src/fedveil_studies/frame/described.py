@@ -26,7 +26,9 @@ class ScenarioOf(_Table):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        return {"preset": values} if isinstance(values, str) else values
+        if isinstance(values, str):
+            return {"preset": values}
+        return values
 
 
 class SettingOf(_Table):
@@ -86,7 +88,9 @@ class MeasureOf(_Table):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        return {"measure": values} if isinstance(values, str) else values
+        if isinstance(values, str):
+            return {"measure": values}
+        return values
 
     def given(self, of: str) -> dict[str, Any]:
         """What the measure takes, with the part's `of` where a text names it."""
@@ -161,7 +165,9 @@ class TableOf(_Table):
     def rows(self) -> tuple[str, ...]:
         """The rows that it is about; empty where it is about all."""
         every = [part.rows for part in self.parts]
-        return tuple(dict.fromkeys(row for rows in every for row in rows)) if all(every) else ()
+        if all(every):
+            return tuple(dict.fromkeys(row for rows in every for row in rows))
+        return ()
 
 
 class FigureOf(TableOf):

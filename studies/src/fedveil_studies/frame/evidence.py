@@ -254,8 +254,12 @@ def _runs(path: Path, study: Study) -> tuple[RunSeries, ...]:
 
 
 def _of_draw(values: Mapping[int, float], draw: int) -> float | None:
-    return next(iter(values.values())) if len(values) == 1 else values.get(draw)
+    if len(values) == 1:
+        return next(iter(values.values()))
+    return values.get(draw)
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.3f}" if abs(value) < 10 else f"{value:+.3g}"
+    if abs(value) < 10:
+        return f"{value:+.3f}"
+    return f"{value:+.3g}"

@@ -18,7 +18,9 @@ def _against_no_noise(claim: ClaimOf, evidence: Evidence, decide: Decide) -> Ite
     for table, figure in claim.figures:
         for row in _rows(claim, evidence, table, figure):
             head, comma, _ = row.rpartition(", ")
-            quiet = f"{head}, no noise" if comma else "no noise"
+            quiet = "no noise"
+            if comma:
+                quiet = f"{head}, no noise"
             if row == quiet:
                 continue
             first = evidence.at(table, row, claim.first, figure)

@@ -163,7 +163,8 @@ def _canaries(game: "PartyGame", folder: Path) -> None:
         rows.append(line(*own))
     head = ("method", "figure", "declared", "measured", "at most", "independent", *EVERY)
     _keep(folder, "canaries", game, verdicts, Table(head, rows, notes=[NOTE]), "none: crafted")
-    if beaten := _broken(methods):
+    beaten = _broken(methods)
+    if beaten:
         fail(
             f"{len(beaten)} of {len(rows)} promises are broken, first that of {beaten[0].setting}",
             1,

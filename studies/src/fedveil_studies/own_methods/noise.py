@@ -86,7 +86,9 @@ def _normal(noise: Tensor) -> Tensor:
         length = math.sqrt(
             2 * scipy.special.gammainccinv(d / 2, scipy.special.gammaincc(d, radius))
         )
-    return noise * (length / radius) if radius else noise
+    if radius:
+        return noise * (length / radius)
+    return noise
 
 
 def by_servers(

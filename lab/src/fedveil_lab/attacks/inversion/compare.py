@@ -93,7 +93,9 @@ def compare_inversion(
     verdicts: list[Verdict] = []
     images: dict[tuple[str, str], Tensor] = {}
     refused: dict[str, str] = {}
-    unit = "image" if all(r.known.examples == 1 for r in plain) else "client"
+    unit = "client"
+    if all(r.known.examples == 1 for r in plain):
+        unit = "image"
     for attack in attacks:
         units: dict[str, list[dict[str, float]]] = {}
         for name in dict.fromkeys((undefended, *settings)):

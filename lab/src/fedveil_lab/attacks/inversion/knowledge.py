@@ -91,7 +91,8 @@ class ServerKnowledge(Parameters):
             raise FieldError(
                 "local.loss", self.local.loss, "inversion is of classifiers: cross_entropy"
             )
-        if name := self.local.unusual:
+        name = self.local.unusual
+        if name:
             raise FieldError(
                 f"local.{name}", getattr(self.local, name), "is not simulated: leave it out"
             )
@@ -240,14 +241,16 @@ class Captured:
     @property
     def others(self) -> Tensor:
         """Images that the client held out."""
-        return self.data.x[:0] if self.data.test_x is None else self.data.test_x
+        if self.data.test_x is None:
+            return self.data.x[:0]
+        return self.data.test_x
 
     @property
     def mask(self) -> Tensor | None:
         """The client's sensitive pixels [n, H, W], if every image has sensitive pixels and others; else None."""
-        return (
-            self.data.masks if self.data.masks is not None and two_sided(self.data.masks) else None
-        )
+        if self.data.masks is not None and two_sided(self.data.masks):
+            return self.data.masks
+        return None
 
 
 class ReleaseView:

@@ -114,7 +114,9 @@ class Matching:
             for rows in torch.split(torch.arange(x.shape[1]), local.batch_size):
                 step = self._gradient(theta, x[epoch % len(x), rows], y[rows])
                 theta = theta - local.rate() * (step + local.prox * (theta - self.start))
-        return self._clip(theta - self.start) if self._clipping else theta - self.start
+        if self._clipping:
+            return self._clip(theta - self.start)
+        return theta - self.start
 
     def _gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         bound = self.known.example_clip

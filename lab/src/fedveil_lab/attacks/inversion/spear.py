@@ -145,7 +145,9 @@ class _Rows:
     def agreed(self, direction: Tensor) -> Tensor:
         """Return the direction that fits best all rows that vanish along the given one."""
         rows = self.left[self.zeros(direction[None])[0]]
-        return torch.linalg.svd(rows).Vh[-1] if len(rows) >= len(direction) - 1 else direction
+        if len(rows) >= len(direction) - 1:
+            return torch.linalg.svd(rows).Vh[-1]
+        return direction
 
 
 def _kernels(left: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -170,7 +172,9 @@ def _independent(pool: Tensor) -> Tensor:
         chosen.append(pool[first])
         span = torch.linalg.qr(torch.stack(chosen, 1)).Q
         rest = pool - (pool @ span) @ span.T
-    return torch.stack(chosen) if chosen else pool[:0]
+    if chosen:
+        return torch.stack(chosen)
+    return pool[:0]
 
 
 def _scaled(images: Tensor, known: ServerKnowledge) -> Tensor:

@@ -376,7 +376,9 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
         details |= {"declared": declared, "broken": float(broken)}
         if ceiling < declared:
             notes.append("so few canaries could not refute the declared value")
-    figure = f"epsilon at delta {bound.delta:g}" if by_epsilon else "mu"
+    figure = "mu"
+    if by_epsilon:
+        figure = f"epsilon at delta {bound.delta:g}"
     return Verdict.of(
         point,
         attack="canaries",
@@ -391,4 +393,6 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
 
 
 def _weight(round_: int, contrast: bool) -> int:
-    return -1 if contrast and round_ % 2 == 0 else 1
+    if contrast and round_ % 2 == 0:
+        return -1
+    return 1

@@ -182,7 +182,8 @@ class ServerRecords:
         records = [
             (self.owner == client).nonzero().flatten() for client in range(self.odds.shape[1])
         ]
-        if few := [client for client, mine in enumerate(records) if len(mine) < 2]:
+        few = [client for client, mine in enumerate(records) if len(mine) < 2]
+        if few:
             raise FieldError(
                 "clients", few[:5], "have too few training records: two of each are asked for"
             )

@@ -214,7 +214,9 @@ def _side(signals: Signals, inside: bool) -> Moments:
     mask = (signals.inside if inside else ~signals.inside).to(torch.float64)
     count = mask.sum(0)
     if float(count.min()) < 1 or float(count.max()) < 2:
-        which = "with" if inside else "without"
+        which = "without"
+        if inside:
+            which = "with"
         raise FieldError(
             "shadows", int(count.min()), f"needs a model {which} each record, and two for some"
         )

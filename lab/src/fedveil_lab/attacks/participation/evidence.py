@@ -133,7 +133,9 @@ def _shrinkage(rows: Tensor) -> float:
     covariance = rows.T @ rows / n
     alpha, mean = float(covariance.square().mean()), float(covariance.trace()) / p
     over = (n + 1) * (alpha - mean**2 / p)
-    return 1.0 if over == 0 else min((alpha + mean**2) / over, 1.0)
+    if over == 0:
+        return 1.0
+    return min((alpha + mean**2) / over, 1.0)
 
 
 def _common(raw: Tensor, kinds: int) -> Tensor:

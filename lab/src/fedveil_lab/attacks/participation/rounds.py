@@ -147,9 +147,9 @@ class OwnUpdate(Attack):
         """Return the direction [d] in which a client with the target's data would move the model, beyond everybody's move."""
         known = self.knowledge
         descent = -known.gradient(start, known.shadow)
-        return (
-            descent if known.reference is None else descent + known.gradient(start, known.reference)
-        )
+        if known.reference is None:
+            return descent
+        return descent + known.gradient(start, known.reference)
 
 
 @ATTACKS.register("colluding")

@@ -79,7 +79,9 @@ def measure(
 def goal_of(behaviour: Behaviour, x: Tensor, y: Tensor) -> Goal | None:
     """Return the goal of a behaviour that wants particular errors; None if it only wants to harm."""
     make = getattr(behaviour, "goal", None)
-    return None if make is None else make(x, y)
+    if make is None:
+        return None
+    return make(x, y)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,7 +106,9 @@ class Around(Behaviour):
     def update(self, turn: Turn) -> Tensor:
         """Update that the other behaviour would send."""
         sent = self.of.model(turn)
-        return turn.update if sent is None else sent - turn.start
+        if sent is None:
+            return turn.update
+        return sent - turn.start
 
 
 @BEHAVIOURS.register("label-flip")

@@ -170,7 +170,9 @@ def pulled(update: Tensor, kept: Tensor, bound: float) -> Tensor:
         (v / v.norm() for v in (update, kept) if float(v.norm()) > 0), torch.zeros_like(update)
     )
     length = float(total.norm())
-    return total * (bound / length) if length > 0 else total
+    if length > 0:
+        return total * (bound / length)
+    return total
 
 
 @BEHAVIOURS.register("lying-budget")

@@ -88,7 +88,9 @@ def _spent(stored: Stored, received: Received) -> Spend | None:
     )
     side = setup.method.client
     quoted = side.quote(Broadcast(models=received.starts, public=public), side.init())
-    return quoted if isinstance(quoted, Spend) else None
+    if isinstance(quoted, Spend):
+        return quoted
+    return None
 
 
 def _reference(stored: Stored, partition: int) -> Tensor | None:

@@ -52,7 +52,9 @@ def differences(parts: Sequence[Drawn], seed: int = 0) -> Tensor:
             second = _shuffled(part.outside[part.outside_keys == key], draw)
             pairs = min(len(first), len(second))
             found.append(first[:pairs].double() - second[:pairs].double())
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+    if found:
+        return torch.cat(found)
+    return torch.zeros(0, dtype=torch.float64)
 
 
 def _shuffled(scores: Tensor, draw: torch.Generator) -> Tensor:

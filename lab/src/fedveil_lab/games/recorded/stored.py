@@ -99,7 +99,9 @@ class Stored:
     def contents(self) -> str:
         """Say what is stored, in one sentence."""
         kept = "no models of rounds" if not self.rounds else f"models of {len(self.rounds)} rounds"
-        answers = f"{len(self.received)} answers of sites" if self.received else "no site's answer"
+        answers = "no site's answer"
+        if self.received:
+            answers = f"{len(self.received)} answers of sites"
         return (
             f"stored: the last model, {kept}, {answers}, figures of {self.summary['rounds']} rounds"
         )
