@@ -171,11 +171,10 @@ def reproduce(
         with store.opened(shared=no_run):
             say(*asked.notes(selection.names), whole=True)
             again.folder, again.command, again.mark = store.folder, "the same command", "cells"
-            done = (
-                store.collect(cells)
-                if no_run
-                else store.run(cells, Display(console), jobs, executor=executor_of(executor))
-            )
+            if no_run:
+                done = store.collect(cells)
+            else:
+                done = store.run(cells, Display(console), jobs, executor=executor_of(executor))
             assert store.folder is not None
             _show(console, asked, selection, Pages(into or store.folder, asked, store), done)
         if done.failed:

@@ -127,7 +127,10 @@ def efficientnet_lite0(
     for blocks, kernel, stride, expansion, before, after in STAGES:
         for i in range(blocks):
             first = i == 0
-            step = stride if first else 1
+            if first:
+                step = stride
+            else:
+                step = 1
             parts.append(
                 (
                     f"block{number}",
@@ -146,11 +149,15 @@ def efficientnet_lite0(
     parts += [("length", Lengthened(length)), ("head", nn.Linear(1280, outputs))]
     model = nn.Sequential(OrderedDict(parts))
     if weights != "none":
-        file = _packaged() if weights == PACKAGED else Path(weights)
+        if weights == PACKAGED:
+            file = _packaged()
+        else:
+            file = Path(weights)
         anew = () if outputs == CLASSES else ("head",)
-        how = (
-            {"sha256": BEGINS, "source": SOURCE, "licence": LICENCE} if weights == PACKAGED else {}
-        )
+        if weights == PACKAGED:
+            how = {"sha256": BEGINS, "source": SOURCE, "licence": LICENCE}
+        else:
+            how = {}
         keep(model, load_weights(model, file, anew=anew, rename=renamed, **how))
     return model
 
@@ -173,7 +180,10 @@ def _convolution(
     pad: list[tuple[str, nn.Module]] = (
         [] if low == high else [(f"{name}_pad", nn.ZeroPad2d((low, high, low, high)))]
     )
-    own = low if low == high else 0
+    if low == high:
+        own = low
+    else:
+        own = 0
     conv = nn.Conv2d(before, after, kernel, stride, padding=own, groups=groups, bias=False)
     return [*pad, (name, conv), (f"{name}_norm", nn.BatchNorm2d(after, eps=EPSILON))]
 

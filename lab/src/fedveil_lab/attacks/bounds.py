@@ -197,7 +197,10 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
         first[half:runs], second[half:runs], candidates[int(np.argmax(smoothed))], confidence
     )
     gap = mu_of_rates(hit.low, alarm.high)
-    pure = math.log(hit.low / alarm.high) if hit.low > alarm.high > 0 else 0.0
+    if hit.low > alarm.high > 0:
+        pure = math.log(hit.low / alarm.high)
+    else:
+        pure = 0.0
     best = rate(runs - half, runs - half, confidence).low
     ceiling = max(0.0, float(2 * scipy.special.ndtri(best)))
     return GameResult(max(0.0, gap), pure, ceiling, runs, confidence, (hit.low, alarm.high))
@@ -378,7 +381,10 @@ def mu_bound_of_guesses(correct: int, guesses: int, canaries: int, confidence: f
             (1 - confidence) * (guesses - correct) / canaries,
         )
         for i in range(correct - 1, -1, -1):
-            least = max(h, float(scipy.special.ndtr(scipy.special.ndtri(r) - mu))) if r < 1 else 1.0
+            if r < 1:
+                least = max(h, float(scipy.special.ndtr(scipy.special.ndtri(r) - mu)))
+            else:
+                least = 1.0
             if least == h:
                 break
             r, h = min(1.0, r + i / (guesses - i) * (least - h)), least

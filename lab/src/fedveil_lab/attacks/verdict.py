@@ -86,7 +86,10 @@ class Verdict:
     @classmethod
     def of(cls, estimate: Estimate | float, **rest: Any) -> Self:
         """Make the verdict of an estimate, or of a figure without an interval."""
-        one = estimate if isinstance(estimate, Estimate) else Estimate(estimate, estimate, estimate)
+        if isinstance(estimate, Estimate):
+            one = estimate
+        else:
+            one = Estimate(estimate, estimate, estimate)
         return cls(point=one.point, low=one.low, high=one.high, **rest)
 
     def to_dict(self) -> dict[str, Any]:

@@ -192,9 +192,10 @@ def _folder(where: str, game: "Game[Judgement]") -> Path:
     path = Path(where)
     if kind_of(path) == AUDIT:
         return path
-    usual = (
-        path / "audit" if (path / CONFIG).is_file() else Path("runs") / f"{game.config.name}-audit"
-    )
+    if (path / CONFIG).is_file():
+        usual = path / "audit"
+    else:
+        usual = Path("runs") / f"{game.config.name}-audit"
     return next(
         one for one in shared.numbered(usual) if not differing(one, spec_of(game), game.config)
     )

@@ -62,7 +62,10 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
     for line in lines:
         say(line)
     proven = guarantee.proven and not guarantee.by_distance
-    own = float(f"{guarantee.epsilon(delta):.6g}") if proven else None
+    if proven:
+        own = float(f"{guarantee.epsilon(delta):.6g}")
+    else:
+        own = None
     epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)
     if epsilon is None:
         say("--epsilon 4, say, ranks what reaches that total for this federation")

@@ -239,7 +239,10 @@ def compare(
         check_audit(spec, audit)
         require_count("--jobs", jobs)
         asking = gate_of(gate, spec, folder)
-        lines = [] if resume else foreseen(spec, reach)
+        if resume:
+            lines = []
+        else:
+            lines = foreseen(spec, reach)
         for line in lines:
             shared.say(line)
         try:

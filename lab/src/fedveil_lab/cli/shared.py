@@ -103,9 +103,7 @@ def executor_of(name: str) -> "Factory | None":
     """Return the factory of the named executor."""
     from fedveil_lab.grid.jobs import EXECUTORS
 
-    if name:
-        return EXECUTORS.find(name)
-    return None
+    return EXECUTORS.find(name) if name else None
 
 
 def folder_of(config: str, name: str) -> Path:

@@ -70,9 +70,10 @@ class Behaving(OpenSection):
         if key not in CLASSES or not isinstance(value, str):
             return value
         if value not in names:
-            accepted = (
-                nearest(value, names) if names else "the set's classes have no names: give a number"
-            )
+            if names:
+                accepted = nearest(value, names)
+            else:
+                accepted = "the set's classes have no names: give a number"
             raise FieldError(f"{self.section}.{key}", value, accepted)
         return list(names).index(value)
 
@@ -194,5 +195,8 @@ class Malicious(Behaving):
         if self.knows_rule and rule is None:
             raise FieldError("malicious.knows_rule", True, "the method has no rule to know")
         known = {"classes": classes, "seed": seed, "clip": clip}
-        inner = None if self.of is None else self.of.make(names, known)
+        if self.of is None:
+            inner = None
+        else:
+            inner = self.of.make(names, known)
         return self.make(names, {**known, "of": inner, "rule": rule if self.knows_rule else None})

@@ -106,7 +106,10 @@ class Randomness(Section):
 
     def build(self, seed: int) -> Source:
         """Make the noise source of a run with this seed."""
-        own = seed if self.seed is None else self.seed
+        if self.seed is None:
+            own = seed
+        else:
+            own = self.seed
         if self.kind == "reproducible":
             return ReproducibleSource(own)
         return SecureSource()

@@ -47,7 +47,10 @@ def _table(section: str, owner: type[Any]) -> tuple[BeforeValidator, PlainSerial
 
 def _planned(values: Any) -> Any:
     """Fill in what a record-level method plans for, where the file leaves it out."""
-    privacy = values.get("privacy") if isinstance(values, Mapping) else None
+    if isinstance(values, Mapping):
+        privacy = values.get("privacy")
+    else:
+        privacy = None
     if not isinstance(privacy, Mapping) or privacy.get("method") != "record":
         return values
     data = values.get("data")
@@ -153,11 +156,10 @@ class Config(Section):
         values = _planned(values)
         if isinstance(values, Mapping) and values.get("aggregator") is None:
             privacy = values.get("privacy", {})
-            given = (
-                privacy
-                if isinstance(privacy, Mapping)
-                else {"method": getattr(privacy, "method", "")}
-            )
+            if isinstance(privacy, Mapping):
+                given = privacy
+            else:
+                given = {"method": getattr(privacy, "method", "")}
             method = given.get("method", "vanilla")
             if isinstance(method, str) and method in METHODS and "aggregator" in parameters(method):
                 return {**values, "aggregator": {}}
@@ -214,10 +216,16 @@ class Config(Section):
 
     def _check_privacy(self, method: Method) -> None:
         budget, name = self.privacy.budget, self.privacy.method
-        local = None if is_central(self.privacy.method) else self._quoted(method)
+        if is_central(self.privacy.method):
+            local = None
+        else:
+            local = self._quoted(method)
         if budget.epsilon is not None:
             central = method.client.trust == "central" and method.server.may_be_proven
-            proven = local.guarantee.proven if local else central
+            if local:
+                proven = local.guarantee.proven
+            else:
+                proven = central
             if not proven or (local and local.guarantee.by_distance):
                 accepted = f"{name!r} as it is set has no epsilon to hold it to"
                 raise FieldError("privacy.budget.epsilon", budget.epsilon, accepted)

@@ -407,7 +407,10 @@ def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> 
         if given and not callable(given):
             with_positive(dataset, given)
         return ""
-    chosen = given(names) if callable(given) else given or names[1]
+    if callable(given):
+        chosen = given(names)
+    else:
+        chosen = given or names[1]
     return require_choice("positive", chosen, names)
 
 

@@ -131,7 +131,10 @@ def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:
     """
     if not shape.chance < reach < 1:
         raise FieldError("reach", reach, f"must lie between {shape.chance:.3g} (chance) and 1")
-    found = _of_classes if shape.classes else _of_numbers
+    if shape.classes:
+        found = _of_classes
+    else:
+        found = _of_numbers
     return found(shape, pull * PULL, reach)
 
 

@@ -69,7 +69,10 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
         With one line for everything that is wrong.
     """
     text, origin = text_of(where)
-    folder = Path(where) if (Path(where) / CONFIG).is_file() else None
+    if (Path(where) / CONFIG).is_file():
+        folder = Path(where)
+    else:
+        folder = None
     try:
         values = toml_of(text)
         if folder is not None:
@@ -223,7 +226,10 @@ def text_of(where: str | Path) -> tuple[str, str]:
 def _known(kind: "type[Config]", section: str) -> Sequence[str]:
     """Names of the keys of a section, for a hint."""
     model: Any = kind
-    parts = section.split(".") if section else []
+    if section:
+        parts = section.split(".")
+    else:
+        parts = []
     for part in parts:
         field = model.model_fields.get(part.split("[")[0])
         annotation = getattr(field, "annotation", None)

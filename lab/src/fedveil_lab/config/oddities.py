@@ -132,7 +132,10 @@ def _parted(values: NDArray[np.float64], classes: NDArray[np.int64]) -> int:
     right = np.zeros(len(values), dtype=bool)
     low = -np.inf
     for here, after in zip(order, [*order[1:], None], strict=True):
-        high = np.inf if after is None else _limit(values, classes, int(here), int(after))
+        if after is None:
+            high = np.inf
+        else:
+            high = _limit(values, classes, int(here), int(after))
         right |= (classes == here) & (values > low) & (values <= high)
         low = high
     return int(right.sum())
@@ -163,11 +166,10 @@ def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64],
     )
     if not alone and not lonely and (not nines or (gap <= spread / 2 and value >= 0)):
         return ""
-    key = (
-        column
-        if re.fullmatch(r"[A-Za-z0-9_-]+", column)
-        else json.dumps(column, ensure_ascii=False)
-    )
+    if re.fullmatch(r"[A-Za-z0-9_-]+", column):
+        key = column
+    else:
+        key = json.dumps(column, ensure_ascii=False)
     fix = fix or f"write {key} = {{ indicator = true, marks = [{value:.15g}] }} in [data.missing]"
     return (
         f"column {column!r}: {value:.15g} in {count} rows: if it stands for a missing value, {fix}"
@@ -178,11 +180,10 @@ def _time(column: Column, fix: str) -> str:
     """Write a note on numbers that are moments or days; "" on others."""
     kinds = np.unique(column.present_numbers)
     months = len(kinds) > 2 and column.sort == "texts" and all(map(_MONTH.fullmatch, column.kinds))
-    looks = (
-        "months such as 1.2024"
-        if months
-        else _moment(kinds) or _day(kinds, set(words_of(column.name)))
-    )
+    if months:
+        looks = "months such as 1.2024"
+    else:
+        looks = _moment(kinds) or _day(kinds, set(words_of(column.name)))
     fix = "store what matters as a number, such as a year or an age" + (
         " in years" if fix else ", or take it out"
     )

@@ -125,5 +125,8 @@ def class_weights(dataset: DataSet, unit: str = "record") -> list[float]:
 
 def plain_rate(inputs: InputScaling, loss: str) -> float:
     """Learning rate for `PLAIN_STEPS` full steps a round without noise, just below the rate at which a step overshoots."""
-    steepest = 0.75 if loss == "mse" else 3.0
+    if loss == "mse":
+        steepest = 0.75
+    else:
+        steepest = 3.0
     return float(f"{steepest / (1 + inputs.square):.2g}")

@@ -51,7 +51,10 @@ def _class_name(value: Any) -> Any:
 def _rectangles(value: Any) -> Any:
     """Read one rectangle, or several, as tuples."""
     several = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
-    rectangles = value if several else [value]
+    if several:
+        rectangles = value
+    else:
+        rectangles = [value]
     for one in rectangles:
         if (
             not isinstance(one, list | tuple)
@@ -239,7 +242,10 @@ class Model(OpenSection):
     def differing(self) -> dict[str, Any]:
         """Return plain values that are not at their defaults; where a module lies makes no other run."""
         _, module, attribute = placed(self.name)
-        name = f"{module}:{attribute}" if attribute else self.name
+        if attribute:
+            name = f"{module}:{attribute}"
+        else:
+            name = self.name
         return {**super().differing(), "name": name}
 
 

@@ -108,7 +108,10 @@ def _options(owner: Callable[..., Any]) -> Mapping[str, Option]:
     options = {}
     for name, parameter in inspect.signature(owner).parameters.items():
         if parameter.kind is not parameter.VAR_KEYWORD:
-            default = None if parameter.default is parameter.empty else parameter.default
+            if parameter.default is parameter.empty:
+                default = None
+            else:
+                default = parameter.default
             options[name] = Option(hints.get(name, Any), plain(default))
     return options
 

@@ -227,7 +227,10 @@ def _point(
         return Variant(base, setting, base, {})
     label = base
     for key, value in swept.items():
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        if isinstance(value, float):
+            shown = f"{value:g}"
+        else:
+            shown = str(value)
         label += f", {key}={shown}"
     made = {**setting.model_dump(exclude_defaults=True), **changes, "label": label}
     return Variant(label, Setting.model_validate(made), base, dict(swept))

@@ -136,7 +136,10 @@ def read_written(
     FieldError
         For a file that is no table of two columns, has no header line, or holds a text that may be two numbers.
     """
-    given = Style(decimal or ".", thousands) if decimal or thousands else None
+    if decimal or thousands:
+        given = Style(decimal or ".", thousands)
+    else:
+        given = None
     for separator in (",", ";", "\t", "|"):
         try:
             rows = read_table("data", path, separator, given or PLAIN, LARGEST, encoding or UTF8)
@@ -210,7 +213,10 @@ def _style(rows: Rows, separator: str) -> Style:
     if chosen == Style(",") and separator == "," and Style(".", ",") in best:
         return Style(".", ",")  # quoted, as spreadsheets in English write thousands
     doubtful = {Style("."): ";", Style(","): ";\t|"}.get(chosen, "")
-    rival = Style(",", ".") if chosen.decimal == "." else Style(".", ",")
+    if chosen.decimal == ".":
+        rival = Style(",", ".")
+    else:
+        rival = Style(".", ",")
     if separator in doubtful and rival in best:
         for name, text in _differing(columns, chosen, rival):
             accepted = f"may be {chosen.number(text):.15g} or {rival.number(text):.15g}: say which by fedveil init "

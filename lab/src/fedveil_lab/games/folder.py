@@ -44,7 +44,10 @@ def differing(path: Path, spec: Mapping[str, Any], config: Config) -> Sequence[s
     asked = json.loads(json.dumps(spec))
     if not isinstance(stored, Mapping) or stored.get("game") != asked["game"]:
         return ["--game"]
-    configured = _configured(path, config) if (path / CONFIG).is_file() else []
+    if (path / CONFIG).is_file():
+        configured = _configured(path, config)
+    else:
+        configured = []
     others = (name for name in differences(stored, asked) if name not in GROWING)
     return list(dict.fromkeys((*configured, *others)))
 

@@ -221,11 +221,10 @@ def game_of(
     }  # all but the configuration
     for option in sorted(options.keys() - set(has[name])):
         others = [game for game in has if option in has[game]]
-        reason = (
-            f"is no option of the game {name}, but of {', '.join(others)}"
-            if others
-            else nearest(option, has[name])
-        )
+        if others:
+            reason = f"is no option of the game {name}, but of {', '.join(others)}"
+        else:
+            reason = nearest(option, has[name])
         raise FieldError(FLAGS.get(option, f"--{option}"), options[option], reason)
     return kind(config, attacks=tuple(attack for attack in attacks if attack != name), **options)
 
@@ -277,7 +276,10 @@ def play(
         If something does not fit, before anything is written.
     """
     began, progress = perf_counter(), progress or Silent()
-    path = None if out is None else Path(out)
+    if out is None:
+        path = None
+    else:
+        path = Path(out)
     store = Store(path)
     store.refuse_others(AUDIT)
     with one_thread():

@@ -121,9 +121,10 @@ class World(Section):
             ("--out-world", stand_in, WORLDS),
         ):
             require_choice(name, value, known)
-        size = (
-            min(COLLUDING, n - 1) if colluding is None else require_count("--colluders", colluding)
-        )
+        if colluding is None:
+            size = min(COLLUDING, n - 1)
+        else:
+            size = require_count("--colluders", colluding)
         if size > n - 1:
             raise FieldError("--colluders", size, f"there are {n - 1} clients besides the target")
         others = [i for i in range(n) if i not in (target, attacker)]

@@ -271,7 +271,10 @@ def _set_apart(
         needed, order = np.array(spec.counts).sum(0), rng.permutation(len(strata))
         for c in range(dataset.classes):
             members = order[strata[order] == c]
-            dealt_out = int(needed[c]) if c < len(needed) else 0
+            if c < len(needed):
+                dealt_out = int(needed[c])
+            else:
+                dealt_out = 0
             apart[members[dealt_out:]] = True
     elif spec.partition != NATURAL:
         reserved = _reserve(len(dealt.clients), dataset, world)
@@ -290,9 +293,15 @@ def _reserve(n: int, dataset: DataSet, world: World) -> int:
     """Count the examples to keep from the n clients, where the test half has too few."""
     total = len(dataset.y)
     reference = min(REFERENCE, max(LEAST, total // 10))
-    extra = 0 if dataset.test_y is None else len(dataset.test_y)
+    if dataset.test_y is None:
+        extra = 0
+    else:
+        extra = len(dataset.test_y)
     stand_in = world.stand_in in DRAWN
-    shadow = SHADOW_SHARE if world.shadow == "public" else 0.0
+    if world.shadow == "public":
+        shadow = SHADOW_SHARE
+    else:
+        shadow = 0.0
     each = (total + extra - reference) / (n + stand_in + shadow)
     wanted = reference + round(each * (stand_in + shadow))
     return min(max(0, wanted - extra), total - n)
@@ -306,7 +315,10 @@ def _stand_in(
         return None
     labels = dataset.y
     if world.stand_in == "twin":
-        labels = target.y if target.test_y is None else torch.cat([target.y, target.test_y])
+        if target.test_y is None:
+            labels = target.y
+        else:
+            labels = torch.cat([target.y, target.test_y])
     share = proportions_of(labels, dataset)
     size = target.examples + target.held_out
     other = (

@@ -54,7 +54,10 @@ def cells_of(config: Config, seeds: int) -> list[tuple[Variant, Cell]]:
         matches = variant.setting.match_sigma_of
         single = configure(config, variant.label, variant.setting)
         for seed in range(config.seed, config.seed + seeds):
-            source = cells[matches, seed][1] if matches else None
+            if matches:
+                source = cells[matches, seed][1]
+            else:
+                source = None
             cell = Cell(variant.label, single.model_copy(update={"seed": seed}), sigma_of=source)
             cells[variant.label, seed] = (variant, cell)
     return list(cells.values())
@@ -102,7 +105,10 @@ def compare(
         If a round of one of the runs had no usable reply; the others are finished.
     """
     require_count("--seeds", seeds)
-    path = None if out is None else Path(out)
+    if out is None:
+        path = None
+    else:
+        path = Path(out)
     if path is not None:
         _require(path, config, resume)
         seeds = max(seeds, _begun(path, config.seed)) if resume else seeds

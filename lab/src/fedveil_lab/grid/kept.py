@@ -56,7 +56,10 @@ class Kept:
         if cell.key in self._kept:
             return len(self._kept[cell.key].rows)
         path = self.path(cell)
-        metrics = None if path is None else path / METRICS_FILE
+        if path is None:
+            metrics = None
+        else:
+            metrics = path / METRICS_FILE
         if metrics is not None and metrics.is_file():
             return len(metrics.read_bytes().splitlines())
         return 0

@@ -120,7 +120,10 @@ def search(
                 played = _on(single, file, setup, seed)
                 scores[variant.label].append(_score(runs.run(played, None)))
     means = {label: fmean(own) for label, own in scores.items()}
-    read = private_numbers(setup) if by == "rehearsal" else config.read_off
+    if by == "rehearsal":
+        read = private_numbers(setup)
+    else:
+        read = config.read_off
     return Chosen(max(means, key=means.__getitem__), means, by, read)
 
 

@@ -235,7 +235,10 @@ class Store(Kept):
     ) -> None:
         if self.folder is None:
             raise FieldError("--jobs", jobs, "needs a folder that the processes share: give --out")
-        most = len(remaining) if executor is not None and jobs == 1 else min(jobs, len(remaining))
+        if executor is not None and jobs == 1:
+            most = len(remaining)
+        else:
+            most = min(jobs, len(remaining))
         progress.say(f"{len(remaining)} runs, {most} at once")
         count = 0
         with Jobs(

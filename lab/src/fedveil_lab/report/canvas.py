@@ -57,7 +57,10 @@ def over_seeds(counts: Sequence[int], x: str) -> str:
     least, most = min(counts), max(counts)
     if most == 1:
         return ""
-    seeds = f"{most} seeds" if least == most else f"{least} to {most} seeds"
+    if least == most:
+        seeds = f"{most} seeds"
+    else:
+        seeds = f"{least} to {most} seeds"
     return f"lines: mean of {seeds}; bands: from the lowest to the highest of them at each {x}"
 
 

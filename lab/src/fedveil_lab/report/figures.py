@@ -87,7 +87,10 @@ def _varies(summaries: Sequence[Summary], kind: str) -> bool:
 def curves(summaries: Sequence[Summary]) -> Figure:
     """Draw accuracy per round; sigma and d where they change. Several seeds give their mean, and the range between them."""
     strengths = _strengths(summaries)
-    width = 11.0 if len(strengths) > 1 else 10.0
+    if len(strengths) > 1:
+        width = 11.0
+    else:
+        width = 10.0
     name, title = judged_by(summaries)
     groups = {name: "metrics", "sigma": "noise", "distance": "noise"}
     labels = {

@@ -114,7 +114,10 @@ def _rows(
     holdings: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = ""
 ) -> Table:
     """Make a row for each client, with columns for at most so many classes; with a format, the class's share."""
-    named = dataset.names() if dataset.classes <= most else ()
+    if dataset.classes <= most:
+        named = dataset.names()
+    else:
+        named = ()
     rows = []
     for holding in holdings:
         row: dict[str, object] = {

@@ -74,7 +74,10 @@ class Display:
     def advance(self, what: Row | str) -> None:
         """Show one more step: the row of a round, or a text."""
         self._done += 1
-        text = what if isinstance(what, str) else describe(what)
+        if isinstance(what, str):
+            text = what
+        else:
+            text = describe(what)
         left = (
             (perf_counter() - self._began) / (self._done - self._first) * (self._total - self._done)
         )

@@ -94,6 +94,12 @@ def _measured(
     probabilities = answers.probabilities
     if probabilities.shape[1] != len(classes):
         return {}
-    own = None if persons is None else persons.numpy()[answers.example]
-    positive = classes[1] if len(classes) == 2 else ""
+    if persons is None:
+        own = None
+    else:
+        own = persons.numpy()[answers.example]
+    if len(classes) == 2:
+        positive = classes[1]
+    else:
+        positive = ""
     return classified(probabilities, answers.labels, classes, positive, own).to_dict()

@@ -71,9 +71,7 @@ class Dealt:
         totals = [
             sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)
         ]
-        if totals:
-            return max(totals) / sum(totals)
-        return None
+        return max(totals) / sum(totals) if totals else None
 
     def unscored(self, method: Method, scoring: Scoring | None = None) -> list[int]:
         """List the classes that no public example shows, or none of those scored, where the method scores layers."""
@@ -82,7 +80,10 @@ class Dealt:
         )
         if self.public is None or not needed or self.dataset.task == "regression":
             return []
-        y = self.public.y if scoring is None else self.public.y[scored_rows(self.public, scoring)]
+        if scoring is None:
+            y = self.public.y
+        else:
+            y = self.public.y[scored_rows(self.public, scoring)]
         counts = torch.bincount(y.flatten(), minlength=self.dataset.classes)
         return [int(c) for c in counts.eq(0).nonzero()]
 
@@ -122,7 +123,10 @@ def _loaded(name: str, options: str) -> DataSet:
 @cache
 def _digest(name: str, options: str) -> str:
     digest, dataset = hashlib.sha256(), _loaded(name, options)
-    people = dataset.group if "person" in json.loads(options) else None
+    if "person" in json.loads(options):
+        people = dataset.group
+    else:
+        people = None
     for part in (
         dataset.x,
         dataset.y,
@@ -269,7 +273,10 @@ def split_clients(
     training: list[ClientData] = []
     validating: list[ClientData] = []
     for i, client in enumerate(clients):
-        side = validating if i in chosen else training
+        if i in chosen:
+            side = validating
+        else:
+            side = training
         side.append(client)
     return training, validating
 
@@ -311,7 +318,10 @@ def keep_validation(
             share,
             f"{dataset.name!r} has no test half to take a share of; leave it out",
         )
-    strata = y.numpy() if dataset.classes else np.zeros(len(y), dtype=np.int64)
+    if dataset.classes:
+        strata = y.numpy()
+    else:
+        strata = np.zeros(len(y), dtype=np.int64)
     parts = holdout(strata, np.arange(len(y)), share, seed=keyed_seed("validation", seed))
     rest, kept = map(torch.from_numpy, parts)
     return replace(dataset, test_x=x[rest], test_y=y[rest]), ClientData(
@@ -369,7 +379,10 @@ def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientD
         if not len(rest):
             raise FieldError("data.public_examples", count, "leaves no whole document to deal out")
     own = own_scale(x[public], dataset.local_columns, x[public])
-    masks = None if from_test or dataset.regions is None else dataset.regions[public] != 0
+    if from_test or dataset.regions is None:
+        masks = None
+    else:
+        masks = dataset.regions[public] != 0
     kept = ClientData(own, y[public], name="public", masks=masks)
     if from_test:
         return replace(dataset, test_x=x[rest], test_y=y[rest]), kept

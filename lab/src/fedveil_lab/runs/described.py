@@ -134,7 +134,10 @@ def _anew(spec: Config, folder: Path) -> Description:
         raise FieldError("RUN", str(folder), f"{lacks} ({error})") from error
     module = learning.build_model(spec.model.name, seed=0, **dealt.shape, **spec.model.options)
     about = _described(module, spec, dealt)
-    inputs = {"kind": FEATURES} if spec.data.patches is not None else dict(about.inputs)
+    if spec.data.patches is not None:
+        inputs = {"kind": FEATURES}
+    else:
+        inputs = dict(about.inputs)
     return replace(
         about,
         inputs=inputs,

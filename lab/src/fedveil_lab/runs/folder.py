@@ -228,7 +228,10 @@ class RunFolder:
         if "server" in books:
             released = max((entry.key[0] for entry in books["server"].entries), default=0)
         path = self.path / METRICS_FILE
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+        else:
+            text = ""
         for line in text.splitlines():
             try:
                 row = parse_row(line)

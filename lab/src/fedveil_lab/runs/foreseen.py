@@ -56,8 +56,9 @@ def private_numbers(setup: Setup) -> tuple[str, ...]:
     """Name the numbers in a shape that nobody declared: values read off the data, and beyond record level the row count."""
     side = noisy_side(setup.method)
     planned = isinstance(side, RecordDP) and side.unit == "record"
-    counted = () if planned else ("how many rows there are",)
-    return (*counted, *setup.config.read_off)
+    if planned:
+        return tuple(setup.config.read_off)
+    return ("how many rows there are", *setup.config.read_off)
 
 
 def sentence(shape: Shape, pull: float, reach: float) -> str:

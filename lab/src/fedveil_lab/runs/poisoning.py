@@ -103,11 +103,17 @@ def poisoning_of(
     """
     dataset = dealt.dataset
     partitions = spec.who(len(clients), config.seed)
-    classes = dataset.classes if dataset.task == "classification" else 0
+    if dataset.task == "classification":
+        classes = dataset.classes
+    else:
+        classes = 0
     clip = config.privacy.options.get("clip")
     if not isinstance(clip, float):
         clip = None
-    rule = None if config.aggregator is None else config.aggregator.build()
+    if config.aggregator is None:
+        rule = None
+    else:
+        rule = config.aggregator.build()
     behaviour = spec.build(classes, dataset.class_names, config.seed, rule, clip)
     held = relabelled = 0
     measured_on = goal = None

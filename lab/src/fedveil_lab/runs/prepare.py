@@ -147,7 +147,10 @@ class Setup:
             filters = self.sides.get(partition, side).budgets(budget.epsilon, budget.delta)
         elif side.trust != "central":
             total = self._total()
-            filters = [] if total is None else [total]
+            if total is None:
+                filters = []
+            else:
+                filters = [total]
         if budget.leakage_cap is not None:
             filters.append(LeakageFilter(budget.leakage_cap))
         if budget.participations is not None:

@@ -306,7 +306,10 @@ def _record_round(
         refused: dict[int, str] = {}
         for partition in playing:
             party = federation.party(partition)
-            verdict = party.admit(broadcast) if keys else party.forecast_round(broadcast)
+            if keys:
+                verdict = party.admit(broadcast)
+            else:
+                verdict = party.forecast_round(broadcast)
             if isinstance(verdict, Refusal):
                 refused[partition] = verdict.reason
         left = [partition for partition in asked if stands_for.get(partition) not in refused]

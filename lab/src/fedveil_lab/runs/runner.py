@@ -131,7 +131,10 @@ def run(
             () if setting else setup.warnings
         ):  # a comparison says them once, beside its table
             progress.say(warning)
-        ledgers = folder.ledgers if folder else Ledgers(new_run_id(config))
+        if folder:
+            ledgers = folder.ledgers
+        else:
+            ledgers = Ledgers(new_run_id(config))
         own = begin(probes, setup)
         federation = setup.federation(
             ledgers, own, (lambda text: None) if setting else progress.say

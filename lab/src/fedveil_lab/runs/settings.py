@@ -49,11 +49,10 @@ def _planned_examples(about: About) -> Iterator[str]:
         return
     mean = fmean(held)
     if max(planned / mean, mean / planned) > FAR:
-        steps = (
-            f"{planned / mean:.3g} times shorter"
-            if planned > mean
-            else f"{mean / planned:.3g} times longer"
-        )
+        if planned > mean:
+            steps = f"{planned / mean:.3g} times shorter"
+        else:
+            steps = f"{mean / planned:.3g} times longer"
         yield (
             f"privacy.examples = {planned:g}, and the clients hold {mean:.0f} on the average ({min(held)} to "
             f"{max(held)}): steps are {steps} than their mean gradient; plan for about as many as there are"

@@ -132,7 +132,10 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
         ],
         axis=1,
     )
-    column = "avg_total_payments" if target == "payments" else table.charges
+    if target == "payments":
+        column = "avg_total_payments"
+    else:
+        column = table.charges
     y = rows[column].to_numpy(dtype=np.float64) / unit
     return DataSet(
         name=table.name,
@@ -167,7 +170,10 @@ def _read(name: str, file: str, official: str, columns: Sequence[str], cases: st
     }
     path, pd = locate(name, file, official), pandas_module()
     try:
-        known = [*columns, cases] if cases in pd.read_csv(path, nrows=0) else list(columns)
+        if cases in pd.read_csv(path, nrows=0):
+            known = [*columns, cases]
+        else:
+            known = list(columns)
         rows = pd.read_csv(path, usecols=known, dtype={**dict.fromkeys(columns, str), **numeric})
     except (OSError, ValueError) as error:
         raise FieldError(

@@ -194,9 +194,7 @@ def _read(path: Path, shape: tuple[int, int]) -> NDArray[Any] | None:
     except (OSError, ValueError, EOFError):
         return None
     whole = stored.shape == shape and stored.dtype == np.float32
-    if whole:
-        return stored
-    return None
+    return stored if whole else None
 
 
 def _write(path: Path, features: NDArray[Any]) -> None:

@@ -97,7 +97,10 @@ def recovered(reproduction: Reproduction) -> "Figure":
             axis.contour(tile.mask[0].numpy(), levels=[0.5], colors="tab:red", linewidths=0.6)
             axis.set_axis_off()
             errors = (image - tile.original)[0, 0].square()
-            caption = "" if name == "original" else f"\nMSE {_mean(errors, tile)}"
+            if name == "original":
+                caption = ""
+            else:
+                caption = f"\nMSE {_mean(errors, tile)}"
             axis.set_title((name if row_ == 0 else "") + caption, fontsize=6)
     return figure
 
@@ -154,7 +157,10 @@ def score_figure(
     rows = -(-(len(layers) + 1) // COLUMNS)
     figure = Figure(figsize=(INCH * COLUMNS, 1.2 * INCH * rows), layout="constrained")
     axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
-    shown = image.squeeze(0) if len(image) == 1 else image.permute(1, 2, 0)
+    if len(image) == 1:
+        shown = image.squeeze(0)
+    else:
+        shown = image.permute(1, 2, 0)
     axes[0].imshow(shown.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes[0].set_title("image", fontsize=7)
     for axis, name, one in zip(axes[1:], layers, maps, strict=False):

@@ -119,7 +119,10 @@ def _audited(values: Mapping[str, Any], study: Study) -> Audited:
         methods[label] = str(about["method"])
         if about["sigma"] is not None:
             sigmas[label] = float(about["sigma"])
-        each = about["accuracies"] if not stored else stored[label]
+        if not stored:
+            each = about["accuracies"]
+        else:
+            each = stored[label]
         accuracies[label] = tuple(float(one) for one in each if one is not None)
     scores, valid = {}, set[str]()
     for result in values["results"]:

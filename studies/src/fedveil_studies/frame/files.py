@@ -72,7 +72,10 @@ class Pages:
             If there is one that cannot be read.
         """
         path = self.folder / f"table-{table}.json"
-        study = self._with(path) if path.is_file() else self._asked
+        if path.is_file():
+            study = self._with(path)
+        else:
+            study = self._asked
         finished = self._finished(study, Selection((table,), ()))
         values = {
             "study": study.study.name,

@@ -134,14 +134,13 @@ def draw_heat(plot: Plot) -> "Figure":
         squares = np.full((len(labels), len(places)), math.nan)
         for i, label in enumerate(labels):
             for j, x in enumerate(places):
-                value = means.get((panel, label, x), math.nan)
-                if math.isnan(value):
-                    continue
-                squares[i, j] = value
-                colour = "k"
+                value = squares[i, j] = means.get((panel, label, x), math.nan)
+                text, colour = "", "k"
+                if not math.isnan(value):
+                    text = f"{value:.2f}"
                 if value < (low + high) / 2:
                     colour = "w"
-                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
+                axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
         axes.imshow(squares, cmap="viridis", vmin=low, vmax=high, aspect="auto")
         axes.grid(visible=False)
         axes.set_xticks(range(len(places)), [f"{x:g}" for x in places])

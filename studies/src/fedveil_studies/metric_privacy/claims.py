@@ -74,7 +74,10 @@ def no_learning(_claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """At large multipliers global DP does no better than always saying the largest class."""
     for z in ("0.05", "0.1"):
         seen = evidence.at("B15", f"FedAvg, z = {z}", "global", "accuracy")
-        level = 0.5 if seen is None or seen.chance is None else round(seen.chance, 3)
+        if seen is None or seen.chance is None:
+            level = 0.5
+        else:
+            level = round(seen.chance, 3)
         yield levelled(f"z = {z}", means(seen), level, partial(verdict_of, sign=-1))
 
 

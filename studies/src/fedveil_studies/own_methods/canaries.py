@@ -91,9 +91,7 @@ class CanaryAudit:
 
     def planted(self, name: str, bug: str, seed: int) -> Verdict:
         """Measurements with a planted bug, beside what is declared without it."""
-        options: dict[str, Any] = {}
-        if bug == REUSED:
-            options = {"rounds": 2, "contrast": True}
+        options: dict[str, Any] = {"rounds": 2, "contrast": True} if bug == REUSED else {}
         declared = self.play(self.side, **options).guarantee
         if bug == HALF and not self.by_source:
             run = self.play(replace(self.side, noise_multiplier=self.side.noise_multiplier / 2))

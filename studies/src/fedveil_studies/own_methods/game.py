@@ -104,9 +104,7 @@ def held(case: Duel, result: GameResult) -> bool | None:
     """Whether the adversary proves no more than is claimed; None where nothing is."""
     if case.claimed_mu is not None:
         return result.mu_lower <= case.claimed_mu
-    if case.claimed_epsilon is None:
-        return None
-    return result.epsilon_lower <= case.claimed_epsilon
+    return None if case.claimed_epsilon is None else result.epsilon_lower <= case.claimed_epsilon
 
 
 def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:

@@ -86,9 +86,7 @@ def _normal(noise: Tensor) -> Tensor:
         length = math.sqrt(
             2 * scipy.special.gammainccinv(d / 2, scipy.special.gammaincc(d, radius))
         )
-    if radius:
-        return noise * (length / radius)
-    return noise
+    return noise * (length / radius) if radius else noise
 
 
 def by_servers(

@@ -28,16 +28,18 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     if scenario == "group":
         data["most"] = CAP
     plain = privacy["method"] == "vanilla"
-    level = "" if plain else f"{privacy['epsilon']:g}"
+    if plain:
+        level = ""
+    else:
+        level = f"{privacy['epsilon']:g}"
     sum_ = (
         "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])
     )  # as much noise, the same line
     line, known = (scenario, str(images or ""), sum_, level), tuned_of(__name__, KEYS)
-    chosen = (
-        known[(*line, str(values["seed"]))]
-        if (*line, str(values["seed"])) in known
-        else known[(*line, "")]
-    )
+    if (*line, str(values["seed"])) in known:
+        chosen = known[(*line, str(values["seed"]))]
+    else:
+        chosen = known[(*line, "")]
     values["rounds"] = rounds = (
         int(chosen["rounds"]) if scale.facts.get("chosen", 1) else values["rounds"]
     )

@@ -52,11 +52,9 @@ def recover_labels(
         dummies = low + (high - low) * torch.rand(64, *known.shape, generator=generator)
     with torch.no_grad():
         matching = Matching(received, known)
-        ends = (
-            (received.start, received.model)
-            if not bool(known.deviations().any())
-            else (received.start,)
-        )
+        ends = [received.start]
+        if not bool(known.deviations().any()):
+            ends.append(received.model)
         mean = torch.stack(
             [matching.outputs(v.double(), dummies.double()).softmax(1).mean(0) for v in ends]
         ).mean(0)
@@ -64,9 +62,10 @@ def recover_labels(
     cut = known.clip is not None or known.example_clip is not None
     steps = known.local.epochs * ceil(known.examples / known.local.batch_size)
     usual = 1 / (known.local.rate() * steps)
-    scales = (
-        usual * torch.logspace(0, 4, 400, dtype=torch.float64) if cut else torch.tensor([usual])
-    )
+    if cut:
+        scales = usual * torch.logspace(0, 4, 400, dtype=torch.float64)
+    else:
+        scales = torch.tensor([usual])
     best, counts = float("inf"), torch.zeros(len(mean), dtype=torch.int64)
     for scale in scales.tolist():
         wanted = known.examples * (mean - scale * gradient)

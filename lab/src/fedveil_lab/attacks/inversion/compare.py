@@ -187,7 +187,10 @@ def judge_inversion(
     if not units or (undefended is not None and not undefended):
         raise FieldError("units", 0, "at least one release is needed")
     details, without = mean_scores(units), mean_scores(undefended or ())
-    notes = [] if "perceptual" in details else ["LPIPS: not available without weights of your own"]
+    if "perceptual" in details:
+        notes = []
+    else:
+        notes = ["LPIPS: not available without weights of your own"]
     return Verdict.of(
         mean_interval([u[figure] for u in units], shares=figure != "mse"),
         attack=attack.name,

@@ -68,7 +68,10 @@ class DLG(Inversion):
             classes = matching.outputs(
                 matching.start, matching.dummy(1).repeat(2, *[1] * len(known.shape))
             ).shape[1]
-        free = 0 if labels is not None else known.examples * classes
+        if labels is not None:
+            free = 0
+        else:
+            free = known.examples * classes
 
         def parts(point: Tensor) -> tuple[Tensor, Tensor]:
             x = point[:size].view(1, known.examples, *known.shape)
@@ -164,13 +167,17 @@ class LocalSteps(Inversion):
         matching = Matching(received, known, self.seed)
         read = recover_labels(received, known, matching.generator)
         # one batch holds everything: its order is of no consequence, and one set serves all epochs
-        epochs = 1 if known.examples <= known.local.batch_size else known.local.epochs
+        if known.examples <= known.local.batch_size:
+            epochs = 1
+        else:
+            epochs = known.local.epochs
         low, high = (torch.tensor(p, dtype=torch.float64) for p in known.pixels)
 
         def start(number: int) -> tuple[tuple[Tensor, Tensor], float]:
-            labels = (
-                read[torch.randperm(len(read), generator=matching.generator)] if number else read
-            )
+            if number:
+                labels = read[torch.randperm(len(read), generator=matching.generator)]
+            else:
+                labels = read
 
             def objective(x: Tensor) -> Tensor:
                 apart = (x.mean(1) - x[:1].mean(1)).square().mean(0).sum() / known.data_range**2

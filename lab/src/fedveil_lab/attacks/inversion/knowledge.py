@@ -346,9 +346,15 @@ def defence_of(
         return {"local": training, "example_clip": noisy.clip, "noise": deviation}
     if spend is None:
         entries = federation.party(partition).ledger.entries
-        spend = entries[-1].spend if entries else None
+        if entries:
+            spend = entries[-1].spend
+        else:
+            spend = None
     local_trust = method.client.trust == "local"
-    noise = noise_of(spend, layout) if spend is not None and local_trust else 0.0
+    if spend is not None and local_trust:
+        noise = noise_of(spend, layout)
+    else:
+        noise = 0.0
     clip = method.client_clip
     if isinstance(noise, dict) and isinstance(
         clip, float

@@ -127,7 +127,10 @@ class Matching:
 
             rows: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(theta, x, y)
             return torch.mean(rows * (bound / rows.norm(dim=1, keepdim=True)).clamp(max=1), 0)
-        leaf = theta if theta.requires_grad else theta.detach().requires_grad_()
+        if theta.requires_grad:
+            leaf = theta
+        else:
+            leaf = theta.detach().requires_grad_()
         return torch.autograd.grad(
             cross_entropy(self.outputs(leaf, x), y), leaf, create_graph=True
         )[0]
@@ -169,11 +172,10 @@ class Matching:
     def prior(self, x: Tensor, least: float = 0.0) -> Tensor:
         """Return the prior of examples [N, ...]: total variation of weight `least`, and the prior that the noise asks for."""
         known = self.known
-        penalty = (
-            total_variation(x) * (least / x.numel() / known.data_range)
-            if least
-            else x.new_zeros(())
-        )
+        if least:
+            penalty = total_variation(x) * (least / x.numel() / known.data_range)
+        else:
+            penalty = x.new_zeros(())
         if not self.weight:
             return penalty
         if known.reference is None:

@@ -192,9 +192,10 @@ def scores(
     images = reconstruction.images[matched(originals, reconstruction.images)]
     error = mse(originals, images)
     generator = torch.Generator().manual_seed(seed)
-    low = (
-        min(float(originals.min()), float(others.min())) if len(others) else float(originals.min())
-    )
+    if len(others):
+        low = min(float(originals.min()), float(others.min()))
+    else:
+        low = float(originals.min())
     noise = low + data_range * torch.rand(originals.shape, generator=generator, dtype=torch.float64)
     average = (
         (others if len(others) else originals).to(torch.float64).mean(0).expand(originals.shape)

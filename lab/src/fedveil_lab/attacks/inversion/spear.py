@@ -145,9 +145,7 @@ class _Rows:
     def agreed(self, direction: Tensor) -> Tensor:
         """Return the direction that fits best all rows that vanish along the given one."""
         rows = self.left[self.zeros(direction[None])[0]]
-        if len(rows) >= len(direction) - 1:
-            return torch.linalg.svd(rows).Vh[-1]
-        return direction
+        return torch.linalg.svd(rows).Vh[-1] if len(rows) >= len(direction) - 1 else direction
 
 
 def _kernels(left: Tensor, count: int, generator: torch.Generator) -> Tensor:

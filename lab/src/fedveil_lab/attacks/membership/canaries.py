@@ -214,15 +214,19 @@ def client_canaries(
             if isinstance(declined, Refusal):
                 raise FieldError("client", j, f"declines: {declined.reason}")
             facts = ClientFacts(broadcast=broadcast, layout=layout)
-            weight = 0 if round_ <= follow else _weight(round_ - follow, contrast)
+            if round_ <= follow:
+                weight = 0
+            else:
+                weight = _weight(round_ - follow, contrast)
             update = (length * along, sent, torch.zeros_like(sent))[weight]
             (release, *_) = client.release((Release("model", start[0] + update),), facts)
             scale = torch.tensor(
                 client.ledger.entries[-1].spend.scale or (1.0,), dtype=torch.float64
             )
-            deviation = (
-                scale.repeat_interleave(torch.tensor(sizes)) if len(scale) == len(sizes) else scale
-            )
+            if len(scale) == len(sizes):
+                deviation = scale.repeat_interleave(torch.tensor(sizes))
+            else:
+                deviation = scale
             scores[j] += weight * float(((release.value - start[0]) / deviation**2) @ along)
             start = release.value[None] if follow else start
         promises.append(
@@ -266,7 +270,10 @@ def orthogonal_records(
     x = 1e3 * torch.eye(m)[person]
     if side.unit in REGIONS:
         person = torch.arange(m).repeat_interleave(each)
-        other = -1.0 if side.relation == "replace-one" else 0.0
+        if side.relation == "replace-one":
+            other = -1.0
+        else:
+            other = 0.0
         content = torch.where(inside, 1.0, other)
         x = 1e3 * torch.diag(content)[person]
         masks = torch.eye(m, dtype=torch.bool)[person]

@@ -201,7 +201,10 @@ def variance_prior(side: Moments) -> tuple[float, float]:
         - scipy.special.digamma(g / 2)
         + np.log(g / 2)
     )
-    spread = float(e.var(ddof=1) - scipy.special.polygamma(1, g / 2).mean()) if len(e) > 1 else 0.0
+    if len(e) > 1:
+        spread = float(e.var(ddof=1) - scipy.special.polygamma(1, g / 2).mean())
+    else:
+        spread = 0.0
     weight = 1e6
     if spread > scipy.special.polygamma(1, weight / 2):
         weight = 2 * float(

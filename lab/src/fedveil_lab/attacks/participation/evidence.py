@@ -97,9 +97,10 @@ class SequentialEvidence:
         factor = torch.linalg.cholesky(correlation) * scale[:, None]
         seen = ((means[0] - means[1]) / scale).view(-1, kinds)
         variance = 1 / len(first) + 1 / len(second)
-        believed = (
-            _one_gap(seen, correlation, variance) if steady else _towards_mean(seen, variance)
-        )
+        if steady:
+            believed = _one_gap(seen, correlation, variance)
+        else:
+            believed = _towards_mean(seen, variance)
         gap = torch.linalg.solve_triangular(
             factor, (believed.flatten() * scale)[:, None], upper=False
         )[:, 0]
@@ -117,7 +118,10 @@ class SequentialEvidence:
 
 def _correlation(standardised: Tensor, kinds: int, steady: bool) -> Tensor:
     """Estimate the shrunk correlation matrix [R F, R F] of residuals [n, R F] of unit variance."""
-    strength = 1.0 if steady else _shrinkage(standardised)
+    if steady:
+        strength = 1.0
+    else:
+        strength = _shrinkage(standardised)
     raw = standardised.T @ standardised / (len(standardised) - 2)
     shrunk = strength * _common(raw, kinds) + (1 - strength) * raw
     root = shrunk.diagonal().sqrt()

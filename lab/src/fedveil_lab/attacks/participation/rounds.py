@@ -128,7 +128,10 @@ class OwnUpdate(Attack):
             raise ThreatError(
                 f"attack {self.name!r} needs the adversary's own updates and a single broadcast model"
             )
-        known = own if bound is None else clip(own.reshape(-1, own.shape[2]), bound).view_as(own)
+        if bound is None:
+            known = own
+        else:
+            known = clip(own.reshape(-1, own.shape[2]), bound).view_as(own)
         rest = observation.cohort * (models[1:] - models[:-1]) - known.sum(0)
         scores = []
         for start, moved in zip(models[:-1], rest, strict=True):

@@ -72,16 +72,17 @@ def measure(
         return Poisoned(1 - accuracy, accuracy, accuracy, len(y))
     taken = predict(model, layout, vector, goal.x).argmax(1)
     recall = float((taken == goal.y).double().mean())
-    success = 1 - recall if goal.target is None else float((taken == goal.target).double().mean())
+    if goal.target is None:
+        success = 1 - recall
+    else:
+        success = float((taken == goal.target).double().mean())
     return Poisoned(success, recall, accuracy, len(goal.x))
 
 
 def goal_of(behaviour: Behaviour, x: Tensor, y: Tensor) -> Goal | None:
     """Return the goal of a behaviour that wants particular errors; None if it only wants to harm."""
     make = getattr(behaviour, "goal", None)
-    if make is None:
-        return None
-    return make(x, y)
+    return None if make is None else make(x, y)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -87,12 +87,18 @@ class InformedUpdate(Behaviour):
     ) -> Tensor:
         """The vector of a factor, where none is given of that which is strongest against the rule, or of the usual."""
         if factor is None:
-            factor = usual if self.rule is None else furthest(make, honest, malicious, self.rule)
+            if self.rule is None:
+                factor = usual
+            else:
+                factor = furthest(make, honest, malicious, self.rule)
         return make(factor)
 
     def model(self, turn: Turn) -> Tensor | None:
         """The start plus the vector."""
-        honest = turn.released if self.bypass else turn.honest
+        if self.bypass:
+            honest = turn.released
+        else:
+            honest = turn.honest
         if len(honest) < 2:
             return None
         if (

@@ -75,9 +75,10 @@ class Scaling(Around):
 
     def model(self, turn: Turn) -> Tensor:
         """Return the start plus a multiple of the other behaviour's update."""
-        factor = (
-            turn.broadcast.public.cohort / len(turn.fellows) if self.factor is None else self.factor
-        )
+        if self.factor is None:
+            factor = turn.broadcast.public.cohort / len(turn.fellows)
+        else:
+            factor = self.factor
         return turn.start + self.update(turn) * factor
 
 

@@ -110,7 +110,10 @@ class RecordedGame:
                 Refused(f"{family}: {name}", RECORDED, why) for name, why in found.refused.items()
             ]
         promise = self.stored.promise
-        told = "none" if promise is None else promise.describe(self.stored.delta)
+        if promise is None:
+            told = "none"
+        else:
+            told = promise.describe(self.stored.delta)
         values = {"promise": told, "stored": self.stored.contents()}
         return Judgement(verdicts, refused, values, [f"the run's promise: {told}", *notes, *LIMITS])
 

@@ -113,7 +113,10 @@ def exceeds(promise: Guarantee | None, proven: OrderedPairs, delta: float) -> bo
     """
     if promise is None or promise.unit in REGIONS:
         return None
-    two = promise if promise.relation == "replace-one" else promise.of_group(2)
+    if promise.relation == "replace-one":
+        two = promise
+    else:
+        two = promise.of_group(2)
     if two.mu is not None:
         return proven.bound.mu > two.mu
     return proven.bound.epsilon > two.epsilon(delta)

@@ -51,7 +51,10 @@ def comparisons(
         return "who took part in a round", found
     validating = len(setup.dealt.clients) - len(setup.clients)
     if validating and setup.config.stopping is not None:
-        start = stored.rounds[0].starts[0] if stored.rounds else setup.starts[0]
+        if stored.rounds:
+            start = stored.rounds[0].starts[0]
+        else:
+            start = setup.starts[0]
         models = torch.cat([start[None], stored.models])[:, None]
         outside = list(range(len(setup.clients), len(setup.clients) + validating))
         return "who took part in the run", [
@@ -104,7 +107,10 @@ def _one(
     """Score both sides of a comparison; all clients are in one stratum, as the server drew them."""
     learner = stored.setup.learner
     x, y = held_out(stored.setup.clients)
-    reference = ClientData(x[:REFERENCE], y[:REFERENCE]) if len(x) else None
+    if len(x):
+        reference = ClientData(x[:REFERENCE], y[:REFERENCE])
+    else:
+        reference = None
     known = Knowledge(
         learner.model,
         learner.layout,
@@ -113,7 +119,10 @@ def _one(
         reference=reference,
         outsider=start,
     )
-    able = SERVER if reference is not None else _without_reference()
+    if reference is not None:
+        able = SERVER
+    else:
+        able = _without_reference()
     scores = []
     for partition in (*inside, *outside):
         data = stored.setup.everybody[partition]

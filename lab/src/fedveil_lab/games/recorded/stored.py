@@ -98,7 +98,10 @@ class Stored:
 
     def contents(self) -> str:
         """Say what is stored, in one sentence."""
-        kept = "no models of rounds" if not self.rounds else f"models of {len(self.rounds)} rounds"
+        if not self.rounds:
+            kept = "no models of rounds"
+        else:
+            kept = f"models of {len(self.rounds)} rounds"
         answers = "no site's answer"
         if self.received:
             answers = f"{len(self.received)} answers of sites"
