@@ -170,7 +170,7 @@ class Compared(Sequence[Summary]):
 
 
 def _configuration(what: Config | str | Path) -> Config:
-    """As given, or from its file."""
+    """Return a configuration as given, or from its file."""
     if isinstance(what, Config):
         return what
     return load(str(what))

@@ -154,7 +154,7 @@ class Outcome:
 
     @property
     def folder_name(self) -> str:
-        """Of its folder, or of the one that it would have."""
+        """Name of its folder, or of the one that it would have."""
         if self.folder is None:
             return self.cell.folder
         return self.folder.name

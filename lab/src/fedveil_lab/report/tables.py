@@ -135,7 +135,7 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
 
 
 def _each(summaries: Sequence[Summary], name: str) -> list[Any]:
-    """A value of those that have it."""
+    """List a value of the summaries that have it."""
     return [summary.values[name] for summary in summaries if name in summary.values]
 
 

@@ -252,7 +252,7 @@ def _missing(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
 
 
 def _tables(claim: Claim) -> tuple[str, ...]:
-    """Those that it is about, once each."""
+    """Return the tables that a claim is about, once each."""
     return tuple(dict.fromkeys(table for table, _ in claim.of.figures))
 
 

@@ -306,7 +306,7 @@ class Reproduction:
         return runs
 
     def _titles(self, contents: Mapping[str, TableOf]) -> dict[str, str]:
-        """Of those that the chosen rows stand in."""
+        """Return the titles of those that the chosen rows stand in."""
         titles = {}
         for name, content in contents.items():
             if not content.rows or not set(content.rows).isdisjoint(self.rows):

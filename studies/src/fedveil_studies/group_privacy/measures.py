@@ -51,7 +51,7 @@ def _each(outcome: Outcome) -> float:
 
 
 def _multiplier(outcome: Outcome) -> float:
-    """Nu."""
+    """Return nu of a run."""
     return float(outcome.cell.config.privacy.options["noise_multiplier"])
 
 

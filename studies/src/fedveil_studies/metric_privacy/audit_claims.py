@@ -134,6 +134,6 @@ def _attack(
 
 
 def _areas(audit: Audited, attack: str, first: str, second: str) -> str:
-    """For people."""
+    """Say the areas of an attack in two settings."""
     ours, other = audit.auc(attack, first), audit.auc(attack, second)
     return f"AUC {ours.point:.3f} against {other.point:.3f}"

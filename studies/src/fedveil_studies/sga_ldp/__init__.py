@@ -78,7 +78,7 @@ class Watch(WholeRun):
         return concluded
 
     def _losses(self, examples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Of the last model."""
+        """Return the losses of examples under the last model."""
         assert self._model is not None
         learner, pairs = self._setup.learner, zip(*examples, strict=True)
         x, y = map(torch.cat, pairs)
@@ -203,7 +203,7 @@ class Trust(WholeRun):
 
 
 def mean_or_zero(values: Sequence[float]) -> float:
-    """Mean; 0 of no values."""
+    """Return the mean, or 0 of no values."""
     if not values:
         return 0.0
     return fmean(values)
