@@ -6,7 +6,7 @@ A ledger's lines are chained by checksums. Engines write the files; this module 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -268,6 +268,7 @@ class Ledger:
         self.earlier: list[Entry] = []
         self.lines = 0
         self._latest: dict[tuple[str, Key], int] = {}
+        self._spends: dict[Spend, Spend] = {}  # equal costs are held once
         kind, of = ("ledger", run) if head is None else ("lifetime ledger", head)
         self._chain = hashlib.sha256(f"fedveil {kind}\x1f{of}\x1f{party}".encode()).hexdigest()
 
@@ -330,11 +331,12 @@ class Ledger:
         line = self._chained(
             text.replace('"guarantee": 0', f'"guarantee": {entry.spend.guarantee.text}', 1)
         )
+        held = replace(entry, spend=self._spends.setdefault(entry.spend, entry.spend))
         if closes:
-            entries[self._latest[run, entry.key]] = entry
+            entries[self._latest[run, entry.key]] = held
         else:
             self._latest[run, entry.key] = len(entries)
-            entries.append(entry)
+            entries.append(held)
         return line
 
     @property
