@@ -39,9 +39,10 @@ DOCS := .venv-docs
 # The auditor's environment.
 AUDIT := .venv-audit
 
-# Environments that stand on the tests' own, and hold other versions of some packages: FLARE 2.7 and 2.8, everything's newest.
+# Environments that stand on the tests' own, and hold other versions of some packages: FLARE 2.7 and 2.8, Lightning, everything's newest.
 FLARE  := .venv-flare-
 NEWEST := .venv-newest
+LIGHTNING := .venv-lightning
 
 # Stamps: PyTorch alone; the library and the laboratory (demo); what the tests need, with the studies; linters and Flower's simulation.
 BASE := $(VENV)/.torch-installed
@@ -50,7 +51,7 @@ TEST := $(VENV)/.test-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz endurance hashes sbom audit-deps fresh browser notebooks deploy-test deploy-kills flare-poc deploy-demo wheels docs flare-2.7 flare-2.8 newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
+.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz endurance hashes sbom audit-deps fresh browser notebooks deploy-test deploy-kills flare-poc deploy-demo wheels docs flare-2.7 flare-2.8 lightning newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9. -]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,7 +122,7 @@ deploy-test: $(TEST)  ## try to get round `fedveil node` on a real SuperLink and
 deploy-kills: $(TEST)  ## kill -9 SuperLink, ServerApp and SuperNodes in a run, and go on with it (CHAIN_PATIENCE=300: on a busy machine)
 	@$(PYTEST) -n 0 -m "deploy and not slow" tests/deploy/test_kills.py tests/deploy/test_example_deployed.py $(PYTEST_ARGS)
 
-flare-poc: $(TEST)  ## a recipe protected by one line, in FLARE's proof of concept on loopback (3 minutes)
+flare-poc: $(TEST)  ## every method by one line in FLARE's proof of concept on loopback, and hostile jobs there (POC_PATIENCE=1800: on a busy machine)
 	@$(PYTEST) -n 0 -m deploy tests/fedveil/engines/nvflare $(PYTEST_ARGS)
 
 deploy-demo: $(TEST)  ## watch a deployment: three sites with TLS, keys and policies, and what gets nowhere
@@ -137,6 +138,9 @@ docs: $(DOCS)/.installed  ## the site, below build/site; a link that leads nowhe
 
 flare-2.7 flare-2.8: flare-%: $(FLARE)%/.installed  ## run the tests of NVIDIA FLARE with an older line of it
 	$(THREADS) $(FLARE)$*/bin/python $(TESTED) -m "" tests/fedveil/engines/nvflare $(PYTEST_ARGS)
+
+lightning: $(LIGHTNING)/.installed  ## run the tests of a FLARE site that trains by PyTorch Lightning
+	$(THREADS) $(LIGHTNING)/bin/python $(TESTED) $(SEAMS_nvflare)/test_nvflare_lightning.py $(PYTEST_ARGS)
 
 newest: $(NEWEST)/.installed  ## run the tests with the newest version of each package that pyproject.toml allows
 	$(THREADS) $(NEWEST)/bin/python $(TESTED) --timeout 240 $(PYTEST_ARGS)
@@ -161,7 +165,7 @@ clean:  ## remove caches and build products (runs/ stays)
 	find src lab studies tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) $(FLARE)* $(NEWEST)*
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) $(FLARE)* $(LIGHTNING) $(NEWEST)*
 
 # PyTorch goes first and alone, so that TORCH_ARGS cannot change where anything else comes from; its
 # dependencies follow with the next command.
@@ -204,6 +208,11 @@ ABOVE := bin/python -m pip --disable-pip-version-check install --quiet --no-comp
 $(FLARE)%/.installed: $(TEST)
 	$(call above,$(FLARE)$*)
 	$(FLARE)$*/$(ABOVE) "nvflare==$*.*"
+	@touch $@
+
+$(LIGHTNING)/.installed: $(TEST)
+	$(call above,$(LIGHTNING))
+	$(LIGHTNING)/$(ABOVE) pytorch-lightning
 	@touch $@
 
 $(NEWEST)-%/.installed: $(TEST)

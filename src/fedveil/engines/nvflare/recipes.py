@@ -1,6 +1,6 @@
 """Protection of a FLARE recipe in one line: the same job, with a FedVeil method in place of its plain mean."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class Protection:
     environment: str = ""
     before: Callable[[Any], None] = field(init=False)
     tasks: tuple[str, ...] = field(default=(TRAIN,), init=False)
+    tracked: bool = field(default=False, init=False)
 
     @property
     def local(self) -> bool:
@@ -147,6 +148,7 @@ class Protection:
         tasks = list(self.tasks)
         self.recipe.add_client_input_filter(PrivacyFilter(**self.filters), tasks=tasks)
         self.recipe.add_client_output_filter(ReleaseFilter(), tasks=tasks)
+        self._carry(modules(self.filters))
         self.say(
             "FedVeil: the job brings the filters, for an experiment: a real site's are its own, in privacy.json"
         )
@@ -154,6 +156,7 @@ class Protection:
     def _require_quiet(self, server: Any, sites: Mapping[str, Any]) -> None:
         """Refuse parts that would send figures of the sites' data past the filters; report what a trusted server sees."""
         receivers = [type(part).__name__ for part in of_kind(server, RECEIVER)]
+        self.tracked = bool(receivers)
         for app in sites.values():
             receivers += [type(part).__name__ for part in of_kind(app, RECEIVER)]
         if receivers and self.local:
@@ -168,8 +171,8 @@ class Protection:
             )
 
     def _silence(self, sites: Mapping[str, Any]) -> None:
-        """Under local trust, remove the parts that send logged metrics to the server."""
-        if not self.local:
+        """Take out what hands logged metrics to the server, unless a trusted one tracks them."""
+        if self.tracked:
             return
         for app in sites.values():
             if drop(app, (ConvertToFedEvent,)):
@@ -188,8 +191,13 @@ class Protection:
         )
 
     def _carry_the_model(self) -> None:
-        """Add the file of the model's module to the job, unless it is installed."""
-        for name in modules(self.filters):
+        """Let the model's module travel with a script that needs it; where a site trains, its modules are its own."""
+        if self.filters.get("training") is None:
+            self._carry(modules(self.filters))
+
+    def _carry(self, names: Sequence[str]) -> None:
+        """Let files of modules travel with the job, unless they are installed."""
+        for name in names:
             file = own_file(name)
             if file is not None:
                 self.recipe._job.to_server(str(file))
@@ -243,7 +251,6 @@ class SwarmProtection(Protection):
                 given[name] = value
         self.recipe._add_to_client_apps(SwarmServer(**given), id=SWARM_ID)
         self.recipe._add_to_client_apps(SwarmPeer(least=given["least"], **waits), tasks=["swarm_*"])
-        self._carry_the_model()
 
 
 @dataclass

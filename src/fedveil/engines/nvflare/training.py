@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedveil.checks import Parameters
 from fedveil.engines.client import ClientParty
 from fedveil.engines.fit import require_fit
+from fedveil.engines.nvflare.lightning import LightningTrainer, package_of, require_no_lightning
 from fedveil.errors import FieldError, require_a
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, client_losses, make_trainer
@@ -34,8 +35,8 @@ class SiteTraining(Parameters):
         Options of `LocalTraining`: lr, epochs, batch_size, loss and so on.
     trainer : str
         ``"hospital.study:trainer"``, a function ``(model, layout, local) -> trainer``; the trainer has ``train(starts,
-        clients, keys)`` as in `fedveil.learning.learner.Trainer`. Default: FedVeil's own, which is always used if noise
-        goes inside training.
+        clients, keys)`` as in `fedveil.learning.learner.Trainer`. Or a LightningModule, a class that is called with the
+        network (`LightningTrainer`). Default: FedVeil's own, which is always used if noise goes inside training.
     kind : {"sequential", "batched", "auto"}
         Kind of FedVeil's own trainer; "sequential" gives the embedded engine's bits, whoever else is trained there.
     region : list of int, optional
@@ -84,6 +85,7 @@ class OwnTraining:
         self._given, self._seed = given, seed
         self._learner: Learner | None = None
         self._client: ClientData | None = None
+        self._lightning = False  # whose loss is its own, in its training_step
 
     def begin(self, module: nn.Module, layout: Layout, method: Method) -> None:
         """Build the learner before data are touched, and refuse a configuration that cannot train.
@@ -101,8 +103,9 @@ class OwnTraining:
             )
             raise FieldError("training.trainer", given.trainer, accepted)
         if given.trainer:
-            trainer = MODELS.find(given.trainer)(module, layout, local)
+            trainer = self._of_the_site(module, layout, local)
         else:
+            require_no_lightning(module)
             trainer = make_trainer(
                 module, layout, local, given.kind, noisy=noisy.noisy_steps if noisy else None
             )
@@ -116,6 +119,14 @@ class OwnTraining:
             scoring=scoring,
             trainer=trainer,
         )
+
+    def _of_the_site(self, module: nn.Module, layout: Layout, local: LocalTraining) -> Any:
+        """The trainer that the site names."""
+        found = MODELS.find(self._given.trainer)
+        if isinstance(found, type) and package_of(found):
+            self._lightning = True
+            return LightningTrainer(found, module, layout, local)
+        return found(module, layout, local)
 
     @property
     def private_trainer(self) -> PrivateTrainer | None:
@@ -171,7 +182,8 @@ class OwnTraining:
         assert self._learner is not None  # a task was admitted
         if self._client is None:
             client = as_client(MODELS.find(self._given.data)(site), "training.data")
-            require_fit(self._learner.model, [client], self._learner.local.loss)
+            if not self._lightning:
+                require_fit(self._learner.model, [client], self._learner.local.loss)
             if self._learner.private_trainer is not None:
                 self._learner.private_trainer.check_sizes([client])
             self._client = client

@@ -14,7 +14,8 @@ import fedveil as fv
 from fedveil.engines.nvflare.validating import VALIDATION_TASK
 from fedveil.nvflare import FedVeilController, FedVeilExecutor, PrivacyFilter, ReleaseFilter
 from hello_kit import SITES
-from intruder_kit import OtherTask, Recorder, planted
+from intruder_kit import planted
+from recorder_kit import OtherTask, Recorder
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.slow]
 HERE = Path(__file__).parent

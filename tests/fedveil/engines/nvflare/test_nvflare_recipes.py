@@ -99,15 +99,6 @@ def test_at_record_level_the_script_is_not_run_and_that_is_said(tmp_path):
     assert server["workflows"][0]["args"]["site_training"] is True
 
 
-def test_under_local_trust_logged_metrics_stay_at_the_sites(tmp_path):
-    kept = protect(hello(), "global", parameters=PROMISE, seed=1, say=lambda text: None)
-    silent = protect(hello(), "sga-ldp", seed=1, say=lambda text: None)
-    assert "ConvertToFedEvent" in paths(exported(kept, tmp_path / "kept")[1]["components"])
-    assert "ConvertToFedEvent" not in paths(
-        exported(silent, tmp_path / "silent")[1].get("components", [])
-    )
-
-
 class Tracker(AnalyticsReceiver):
     """What `add_experiment_tracking` adds, without a tracking server's package."""
 
@@ -128,6 +119,29 @@ def tracked(side):
     else:
         recipe._add_to_client_apps(Tracker(), id="receiver")
     return recipe
+
+
+@pytest.mark.parametrize(
+    ("recipe", "method", "stays"),
+    [
+        (lambda: tracked("server"), "global", False),
+        (hello, "global", True),
+        (hello, "sga-ldp", True),
+    ],
+)
+def test_logged_metrics_stay_at_the_sites_unless_a_trusted_server_tracks_them(
+    recipe, method, stays, tmp_path
+):
+    given = {"parameters": PROMISE} if method == "global" else {}
+    made = protect(recipe(), method, **given, seed=1, say=lambda text: None)
+    parts = paths(exported(made, tmp_path)[1].get("components", []))
+    assert ("ConvertToFedEvent" not in parts) == stays
+
+
+def test_in_production_no_module_of_a_sites_own_travels(tmp_path):
+    recipe = protect(hello(), site=site(**TRAINED), seed=1, say=lambda text: None)
+    exported(recipe, tmp_path)
+    assert not list(tmp_path.rglob("hello_*.py"))
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
