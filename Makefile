@@ -51,7 +51,7 @@ TEST := $(VENV)/.test-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz endurance hashes sbom audit-deps fresh browser notebooks deploy-test deploy-kills flare-poc deploy-demo wheels docs flare-2.7 flare-2.8 lightning newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
+.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz endurance hashes sbom audit-deps fresh browser notebooks deploy-test deploy-kills deploy-methods flare-poc deploy-demo wheels docs flare-2.7 flare-2.8 lightning newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9. -]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,6 +121,9 @@ deploy-test: $(TEST)  ## try to get round `fedveil node` on a real SuperLink and
 
 deploy-kills: $(TEST)  ## kill -9 SuperLink, ServerApp and SuperNodes in a run, and go on with it (CHAIN_PATIENCE=300: on a busy machine)
 	@$(PYTEST) -n 0 -m "deploy and not slow" tests/deploy/test_kills.py tests/deploy/test_example_deployed.py $(PYTEST_ARGS)
+
+deploy-methods: $(TEST)  ## each method on a SuperLink and three SuperNodes ends in the embedded bits (CHAIN_PATIENCE=300: on a busy machine)
+	@$(PYTEST) -n 0 -m deploy tests/deploy/test_methods_deployed.py $(PYTEST_ARGS)
 
 flare-poc: $(TEST)  ## every method by one line in FLARE's proof of concept on loopback, and hostile jobs there (POC_PATIENCE=1800: on a busy machine)
 	@$(PYTEST) -n 0 -m deploy tests/fedveil/engines/nvflare $(PYTEST_ARGS)

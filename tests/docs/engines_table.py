@@ -6,6 +6,7 @@ ENGINES = (
     "Flower, deployed",
     "FLARE's client runner",
     "FLARE's simulator",
+    "FLARE's poc",
     "FLARE's swarm",
 )
 BIT, RUNS, NO, UNTRIED = "bits", "runs", "*refused*", "-"
@@ -26,44 +27,64 @@ NO_SWARM = f"{FLARE}/test_nvflare_swarm.py::test_what_does_not_hold_in_a_swarm_i
 RULE = f"{FLARE}/test_nvflare_swarm.py::test_a_rule_alone_leaves_the_script"
 RECORDS = f"{FLOWER}/test_flower_record.py::test_same_bits_and_ledgers_as_embedded"
 SECURE = f"{FLOWER}/test_flower_secure.py::test_same_bits_and_ledgers_as_embedded"
+POC = f"{FLARE}/test_nvflare_poc.py::test_a_job_of_production_ends_in_the_embedded_bits"
+POC_VALIDATES = f"{FLARE}/test_nvflare_poc.py::test_a_site_that_only_validates_gives_the_embedded_best_and_last_model"
+DEPLOYED = "tests/deploy/test_methods_deployed.py::test_a_method_on_three_supernodes_ends_in_the_embedded_bits"
 THREE_LINES = f"{FLARE}/test_nvflare_recipes.py::test_three_lines_run_in_flares_simulator"
 
+VALIDATED = (
+    f"{FLARE}/test_nvflare_validating.py::test_losses_models_and_ledgers_are_the_embedded_engines"
+)
+VALIDATED_SIMULATOR = f"{FLARE}/test_nvflare_validating.py::test_last_and_best_model_of_flares_simulator_are_the_embedded_engines"
+NO_BEST = f"{FLARE}/test_nvflare_swarm.py::test_protect_changes_the_peers_of_a_swarm"
 STOPPED = f"{FLOWER}/test_flower_stopping.py::test_in_the_clear_it_stops_after_patience_and_returns_the_best_model"
 
 CELLS = {
     "vanilla": (
         (BIT, SHUFFLED),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, RUNNER),
         (BIT, SIMULATOR),
+        (BIT, POC),
         (f"{RUNS}: the rule", RULE),
     ),
     "global DP": (
         (BIT, SHUFFLED),
-        (RUNS, NODES),
+        (BIT, DEPLOYED),
         (BIT, RUNNER),
         (BIT, SIMULATOR),
+        (BIT, POC),
         (f"{NO}: trusts the aggregator", NO_SWARM),
     ),
     "metric privacy": (
         (BIT, SHUFFLED),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, RUNNER),
         (BIT, SIMULATOR),
+        (BIT, POC),
         (f"{NO}: trusts the aggregator", NO_SWARM),
     ),
-    "SGA-LDP": ((BIT, SHUFFLED), (RUNS, NODES), (BIT, RUNNER), (BIT, SIMULATOR), (BIT, SWARM)),
+    "SGA-LDP": (
+        (BIT, SHUFFLED),
+        (BIT, DEPLOYED),
+        (BIT, RUNNER),
+        (BIT, SIMULATOR),
+        (BIT, POC),
+        (BIT, SWARM),
+    ),
     "group privacy, several hypotheses": (
         (BIT, SHUFFLED),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
+        (BIT, POC),
         (f"{NO}: one model a peer", NO_SWARM),
     ),
     "IFCA": (
         (BIT, SHUFFLED),
         (BIT, IFCA),
         (BIT, EXECUTOR),
+        (UNTRIED, ""),
         (UNTRIED, ""),
         (f"{NO}: trusts the aggregator", NO_SWARM),
     ),
@@ -72,27 +93,31 @@ CELLS = {
         (UNTRIED, ""),
         (BIT, EXECUTOR),
         (f"{BIT} (equal weights)", TRAINED),
+        (f"{BIT} (equal weights)", POC),
         (f"{NO}: public data at a peer", NO_SWARM),
     ),
     "record level, no trust": (
         (BIT, RECORDS),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
+        (BIT, POC),
         (BIT, SWARM),
     ),
     "person level, no trust": (
         (BIT, RECORDS),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
+        (BIT, POC),
         (BIT, SWARM),
     ),
     "trusted sum": (
         (BIT, RECORDS),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
+        (BIT, POC),
         (f"{NO}: trusts every peer", NO_SWARM),
     ),
     "secure sum of records": (
@@ -100,6 +125,7 @@ CELLS = {
         (BIT, PROCESSES),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
+        (BIT, POC),
         (BIT, SWARM),
     ),
     "secure sum of persons": (
@@ -107,32 +133,23 @@ CELLS = {
         (RUNS, DEMO),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
+        (BIT, POC),
         (BIT, SWARM),
     ),
     "validation clients": (
-        (
-            RUNS,
-            f"{FLOWER}/test_flower_stopping.py::test_in_the_clear_it_stops_after_patience_and_returns_the_best_model",
-        ),
+        (RUNS, STOPPED),
         (UNTRIED, ""),
-        (
-            BIT,
-            f"{FLARE}/test_nvflare_validating.py::test_losses_models_and_ledgers_are_the_embedded_engines",
-        ),
-        (
-            BIT,
-            f"{FLARE}/test_nvflare_validating.py::test_last_and_best_model_of_flares_simulator_are_the_embedded_engines",
-        ),
-        (
-            f"{NO}: a metric is a release",
-            f"{FLARE}/test_nvflare_swarm.py::test_protect_changes_the_peers_of_a_swarm",
-        ),
+        (BIT, VALIDATED),
+        (BIT, VALIDATED_SIMULATOR),
+        (BIT, POC_VALIDATES),
+        (f"{NO}: a metric is a release", NO_BEST),
     ),
     "a FLARE recipe, by one line": (
         ("", ""),
         ("", ""),
         ("", ""),
         (RUNS, THREE_LINES),
+        (BIT, POC),
         (BIT, SWARM),
     ),
 }

@@ -10,6 +10,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from fedveil.engines.nvflare.pending import Pending
 from fedveil.engines.nvflare.validating import PendingLoss
 from fedveil.errors import FieldError
+from fedveil.logs import escaping
 
 PENDING = "fedveil.pending"  # in the context of one task, private to the client
 
@@ -37,8 +38,16 @@ class FedVeilExecutor(Executor):  # type: ignore[misc]
             )
         pending = asks.admit(shareable, fl_ctx)
         with pending.open:
+            return pending.answer(make_reply(self._trained(pending)))
+
+    def _trained(self, pending: Pending) -> str:
+        """Train in a swarm: a failure, which depends on the data, is answered like any other task."""
+        try:
             pending.train()
-            return pending.answer(make_reply(ReturnCode.OK))
+        except Exception:  # no error in the log's sense: logs of errors may be sent away
+            escaping(self.logger).warning("FedVeil: training failed", exc_info=True)
+            return str(ReturnCode.EXECUTION_EXCEPTION)
+        return str(ReturnCode.OK)
 
 
 def first_filter(fl_ctx: FLContext, task: str) -> Any:

@@ -43,7 +43,7 @@ def pieces(value, depth=0):
 
 
 class Recorder(FLComponent):
-    """A component of the server that writes down what the server's process is shown at every event."""
+    """Writes down what its process is shown at every event; at a peer of a swarm into a file of that peer's."""
 
     def handle_event(self, event_type, fl_ctx):
         peer = fl_ctx.get_peer_context()
@@ -52,7 +52,9 @@ class Recorder(FLComponent):
             fl_ctx.get_all_public_props(),
             {} if peer is None else peer.get_all_public_props(),
         ]
-        with open(os.environ["FEDVEIL_SEEN"], "ab") as file:
+        name = str(fl_ctx.get_identity_name())
+        peer_s = f"-{name}" if name.startswith("site-") else ""
+        with open(os.environ["FEDVEIL_SEEN"] + peer_s, "ab") as file:
             for value in shown:
                 for piece in pieces(value if not isinstance(value, Shareable) else dict(value)):
                     file.write(piece + b"\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from safetensors.torch import load_file
 from site_module import data
@@ -13,7 +14,7 @@ from site_module import data
 import fedveil as fv
 from fedveil.engines import Execution
 from fedveil.engines.history import total_of
-from fedveil.engines.nvflare.shareables import read_broadcast, write_broadcast
+from fedveil.engines.nvflare.shareables import read_broadcast, read_reply, write_broadcast
 from fedveil.errors import FieldError
 from fedveil.learning import LocalTraining
 from fedveil.methods import Broadcast, PublicFacts, build
@@ -234,6 +235,28 @@ def test_a_secure_sum_of_too_few_sites_ends_the_job(tmp_path):
     found = run(tmp_path, sites[:2], **given)
     assert found.history == []
     assert found.engine.panics
+
+
+def test_in_a_swarm_a_site_whose_training_fails_answers_like_any_other(tmp_path):
+    """FLARE ends a swarm with the name of the peer whose executor raises: that would tell of its data."""
+    replies = []
+    for name in ("data", "broken"):
+        training = {**TRAINING, "data": f"site_module:{name}"}
+        one = sites_of(tmp_path / name, "record", RECORD, training, swarm=True)[0]
+        fl_ctx = one.engine.manager.new_context()
+        fl_ctx.set_prop(FLContextKey.RUNNER, one.runner, private=True)
+        fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, one.scope, private=True)
+        layout = fv.Layout.from_module(Net())
+        public = PublicFacts(round=1, rounds=ROUNDS, cohort=3, dimension=layout.size)
+        asked = Broadcast(models=torch.zeros(1, layout.size), public=public)
+        task = write_broadcast(asked, layout, SITES)
+        reply = one.executor.execute("train", task, fl_ctx, Signal())
+        [model] = read_reply(reply, layout, build("record", **RECORD).client)
+        assert model.value.abs().max() > 0
+        replies.append(reply)
+        assert "diagnosis" not in str(reply)
+    assert [set(reply) for reply in replies] == [set(replies[0])] * 2
+    assert {reply.get_return_code() for reply in replies} == {"OK"}
 
 
 class Aborted(Network):
