@@ -297,7 +297,7 @@ class ServerController(Controller):  # type: ignore[misc]
             return
         public = replace(broadcast.public, roster=(), attempt=0)
         data = write_broadcast(
-            replace(broadcast, public=public), self._serving.server.layout, watch.names
+            replace(broadcast, public=public), self._serving.server.layout, watch.names, self.method
         )
         self.ask(data, due, abort_signal, fl_ctx, VALIDATION_TASK)
         losses = []
@@ -410,7 +410,7 @@ class FlareSites:
             broadcast.public.attempt,
             broadcast.public.round,
         )
-        data = write_broadcast(broadcast, self._layout, self._names)
+        data = write_broadcast(broadcast, self._layout, self._names, self._controller.method)
         self._controller.ask(data, [self._names[p] for p in partitions], *self._context)
 
     def collect(self) -> Collected:

@@ -24,7 +24,12 @@ from fedveil.engines.lifetime import read_policy
 from fedveil.engines.nvflare.executor import PENDING, FedVeilExecutor
 from fedveil.engines.nvflare.pending import Pending, RunMemory, known_code, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
-from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_broadcast
+from fedveil.engines.nvflare.shareables import (
+    method_of,
+    model_of_name,
+    read_broadcast,
+    require_own_method,
+)
 from fedveil.engines.nvflare.training import site_training_of
 from fedveil.engines.nvflare.validating import (
     VALIDATION_TASK,
@@ -205,6 +210,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if self._training is not None and self._layout is None:
             self._training.begin(module, layout, self._method)
         self._layout = layout
+        require_own_method(shareable, self.method)
         broadcast, sites = read_broadcast(shareable, layout, self._method.server.hypotheses)
         site, run = fl_ctx.get_identity_name(), str(fl_ctx.get_job_id())
         if sites.count(site) != 1:
@@ -260,6 +266,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if self._layout is None:
             self._training.begin(module, layout, self._method)
         self._layout = layout
+        require_own_method(shareable, self.method)
         broadcast, sites = read_broadcast(shareable, layout, self._method.server.hypotheses)
         site, run = fl_ctx.get_identity_name(), str(fl_ctx.get_job_id())
         if sites.count(site) != 1:

@@ -40,6 +40,7 @@ from fedveil.engines.nvflare.recipe_parts import (
 from fedveil.engines.nvflare.rules import RuleAggregator
 from fedveil.engines.nvflare.shareables import method_of
 from fedveil.engines.nvflare.swarm import ATTEMPTS, SwarmPeer, SwarmServer
+from fedveil.engines.nvflare.validating import VALIDATION_TASK
 from fedveil.errors import FieldError
 from fedveil.methods import Method
 
@@ -78,7 +79,7 @@ class Protection:
     say: Callable[[str], None] = print
     environment: str = ""
     before: Callable[[Any], None] = field(init=False)
-    tasks: tuple[str, ...] = field(default=(TRAIN,), init=False)
+    tasks: tuple[str, ...] = field(default=(TRAIN, VALIDATION_TASK), init=False)
     tracked: bool = field(default=False, init=False)
 
     @property
@@ -183,7 +184,7 @@ class Protection:
         script = str(getattr(self.recipe, "train_script", ""))
         for app in sites.values():
             app.app_config.executors.clear()
-            app.app_config.add_executor([TRAIN], FedVeilExecutor())
+            app.app_config.add_executor(list(self.tasks), FedVeilExecutor())
             drop_script(app, script)
         data = self.filters["training"].get("data")
         self.say(

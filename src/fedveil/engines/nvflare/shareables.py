@@ -27,6 +27,7 @@ from fedveil.learning.models import MODELS
 from fedveil.methods import Broadcast, ClientSide, Method, Releases, build, require_method
 
 SITES = "fedveil.sites"
+METHOD = "fedveil.method"  # key of the method that the server runs
 SHARE = "fedveil.share"  # share of a secure sum, the only value that leaves the site
 OTHER = "fedveil.hypothesis."  # prefix of the arrays' names in all hypotheses but the first
 fobs.register(
@@ -96,9 +97,13 @@ def rule_of(given: Mapping[str, Any] | str) -> Aggregator:
     return AGGREGATORS[name](**values)
 
 
-def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) -> Shareable:
+def write_broadcast(
+    broadcast: Broadcast, layout: Layout, sites: Sequence[str], method: str = ""
+) -> Shareable:
     """Return the data of a task."""
     meta = {messages.PUBLIC: messages.public_values(broadcast), SITES: list(sites)}
+    if method:
+        meta[METHOD] = method
     arrays = dict[str, Any]()
     for place, model in enumerate(broadcast.models):
         for name, array in _arrays(layout, model).items():
@@ -107,6 +112,19 @@ def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) 
     task.set_header(AppConstants.CURRENT_ROUND, broadcast.public.round - 1)  # FLARE counts from 0
     task.set_header(AppConstants.NUM_ROUNDS, broadcast.public.rounds)
     return task
+
+
+def require_own_method(task: Shareable, own: str) -> None:
+    """Refuse, before data are touched, a task of another method than the site's.
+
+    Raises
+    ------
+    FieldError
+        If the task names another method. A task that names none passes: its reply tells the server.
+    """
+    named = (_dxo(task, "task").meta or {}).get(METHOD)
+    if named is not None and named != own:
+        raise FieldError("method", named, f"the site's is {own!r}: both must have the same")
 
 
 def read_broadcast(

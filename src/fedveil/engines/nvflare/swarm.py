@@ -262,7 +262,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self.learnable_to_shareable(self._learnable(broadcast, answered), FLContext())
 
     def _learnable(self, broadcast: Broadcast, answered: Sequence[str]) -> ModelLearnable:
-        dxo = from_shareable(write_broadcast(broadcast, self._known(), self.sites))
+        dxo = from_shareable(write_broadcast(broadcast, self._known(), self.sites, self.method))
         return make_model_learnable(dxo.data, {**dxo.meta, ANSWERED: list(answered)})
 
     def _known(self) -> Layout:

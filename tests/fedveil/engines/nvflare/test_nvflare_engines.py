@@ -107,8 +107,17 @@ def test_a_site_without_filters_ends_the_job_and_names_the_fix(tmp_path):
     assert found.history == []
 
 
-def test_another_method_at_a_site_is_that_sites_failure(tmp_path):
+def test_a_job_of_another_method_than_the_sites_is_declined_before_its_data_are_touched(tmp_path):
     sites = [*sites_of(tmp_path, "vanilla")[:2], sites_of(tmp_path / "other", "sga-ldp")[2]]
+    found = run(tmp_path, sites)
+    assert [r.used for r in found.history] == [(0, 1)] * ROUNDS
+    assert sites[2].executor.trained == 0
+    assert {reply.get_return_code() for reply in sites[2].sent} == {"TASK_DATA_FILTER_ERROR"}
+
+
+def test_where_the_server_names_no_method_another_one_is_its_failure(tmp_path, monkeypatch):
+    sites = [*sites_of(tmp_path, "vanilla")[:2], sites_of(tmp_path / "other", "sga-ldp")[2]]
+    monkeypatch.setattr("fedveil.engines.nvflare.filters.require_own_method", lambda *named: None)
     found = run(tmp_path, sites)
     assert [r.used for r in found.history] == [(0, 1)] * ROUNDS
     assert "give both the same method" in found.history[0].failed[2]

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.evidence import kept_rounds
-from fedveil.evidence.server_rounds import FOLDER
+from fedveil.evidence.kept import FOLDER
 from fedveil_lab.config import parse
 from fedveil_lab.games.game import play
 from fedveil_lab.games.recorded import RecordedGame
