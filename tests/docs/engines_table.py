@@ -66,7 +66,7 @@ CELLS = {
     ),
     "SGA-LDP": (
         (BIT, SHUFFLED),
-        (BIT, DEPLOYED),
+        (RUNS, NODES),
         (BIT, RUNNER),
         (BIT, SIMULATOR),
         (BIT, POC),
@@ -74,7 +74,7 @@ CELLS = {
     ),
     "group privacy, several hypotheses": (
         (BIT, SHUFFLED),
-        (BIT, DEPLOYED),
+        (UNTRIED, ""),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (BIT, POC),
@@ -98,7 +98,7 @@ CELLS = {
     ),
     "record level, no trust": (
         (BIT, RECORDS),
-        (BIT, DEPLOYED),
+        (UNTRIED, ""),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (BIT, POC),
@@ -106,7 +106,7 @@ CELLS = {
     ),
     "person level, no trust": (
         (BIT, RECORDS),
-        (BIT, DEPLOYED),
+        (UNTRIED, ""),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (BIT, POC),
@@ -114,7 +114,7 @@ CELLS = {
     ),
     "trusted sum": (
         (BIT, RECORDS),
-        (BIT, DEPLOYED),
+        (UNTRIED, ""),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (BIT, POC),

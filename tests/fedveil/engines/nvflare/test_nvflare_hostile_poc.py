@@ -8,11 +8,7 @@ import time
 from contextlib import suppress
 
 import pytest
-
-pytest.importorskip("nvflare.recipe.spec", reason="this FLARE has no recipes")
-pytest.importorskip(
-    "nvflare.app_common.logging.job_log_streamer", reason="this FLARE streams no logs"
-)
+import recipes_needed  # noqa: F401
 from hostile_parts import Hostile, Whisper
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.logging.job_log_streamer import JobLogStreamer

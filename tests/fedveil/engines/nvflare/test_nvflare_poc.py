@@ -3,18 +3,16 @@
 import json
 
 import pytest
+import recipes_needed  # noqa: F401
 import torch
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from safetensors.torch import load_file
+from site_module import data, held
 
 import fedveil as fv
 from fedveil.engines import Execution
 from fedveil.learning import LocalTraining
 from fedveil.methods import build
-
-pytest.importorskip("nvflare.recipe.spec", reason="this FLARE has no recipes")
-from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
-from site_module import data, held
-
 from fedveil.nvflare import protect
 from flare_kit import MODEL, SEED, SITES, Net
 from poc_kit import HERE, Poc, privacy, scope
