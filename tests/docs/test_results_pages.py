@@ -155,8 +155,10 @@ ELSEWHERE = {
     "published": {
         ".211",
         ".752",
+        "1.12",
         "4.84481e-5",
-    },  # what Opacus prints of an app, and a sigma that a command is given
+        *(".966", ".971", ".972", ".975", ".981", ".982", ".984", ".986"),
+    },  # what Opacus prints of an app, a sigma that a command is given; losing.csv and losing-theirs.csv
     "record-level": {  # earlier runs; digits, of the front page; what an epsilon means for attackers and for ten
         *(
             ".837",

@@ -160,7 +160,7 @@ def test_advise_says_what_the_noise_of_an_app_in_the_open_promises(app):
         ("RuView standard", 91.82),
         ("RuView lenient", 284.4),
         ("Flower's example opacus", 0.338),
-        ("Flower's example opacus with ten clients", 0.93),
+        ("Flower's example opacus with ten clients", 0.9257),
         ("Flower's example opacus with ten clients for 50 rounds", 3.685),
     ],
 )
@@ -215,6 +215,22 @@ def test_features_are_standardised_by_image_and_group_alone():
     torch.testing.assert_close(group.mean(2), torch.zeros(3, 27), atol=1e-6, rtol=0)
     torch.testing.assert_close(features(maps[:1] * 5, 3969, 27), whole[:1], atol=1e-5, rtol=1e-4)
     assert features(maps, 512, 81).shape == (3, 512)
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository alone")
+def test_why_mnist_loses_stands_in_its_files():
+    stored = {}
+    for file, name in (("losing.csv", "ours"), ("losing-theirs.csv", "theirs")):
+        for line in csv.DictReader((RESULTS / file).read_text().splitlines()):
+            place = (line["features"], name, line["steps"], line["epsilon"])
+            stored[place] = f"{float(line['accuracy']):.3f}".lstrip("0")
+    table = (RESULTS / "README.md").read_text().partition("| features | clip and rate")[2]
+    shown = [line.split("|")[1:-1] for line in table.split("\n\n")[0].splitlines()[2:]]
+    found = {}
+    for features_, name, steps, plain, noised in ([c.strip() for c in row] for row in shown):
+        count = re.sub(r"\D", "", features_)
+        found |= {(count, name, steps, ""): plain, (count, name, steps, "3"): noised}
+    assert {place: value for place, value in found.items() if value != "not run"} == stored
 
 
 def test_what_a_promise_costs_flamby():
