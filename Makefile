@@ -6,7 +6,7 @@
 #   PYTEST_ARGS  extra arguments for pytest
 #   JOBS         processes of tests and of the demo's runs, each with one thread
 #   SLICE        a slice of the long checks for `make rotate`; `make rotate SLICE=list` names them
-#   PARTS        parts of `make endurance`, as pytest's -k takes them: soak, years, stack, disk, power, two
+#   PARTS        parts of `make endurance`, as pytest's -k takes them: soak, years, returns, disk, power, two
 #   MINUTES      after which no test of a slice begins
 #   BENCH_ARGS   extra arguments for the benchmarks, e.g. BENCH_ARGS=--quick
 
