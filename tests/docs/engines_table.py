@@ -14,7 +14,6 @@ BIT, RUNS, NO, UNTRIED = "bits", "runs", "*refused*", "-"
 SHUFFLED = (
     f"{FLOWER}/test_flower_engines.py::test_same_bits_as_embedded_though_replies_arrive_shuffled"
 )
-NODES = f"{FLOWER}/test_example_app.py::test_on_two_supernodes_of_which_one_is_killed"
 IFCA = "tests/deploy/test_ifca.py::test_two_groups_of_sites_get_a_model_each_over_a_superlink"
 DEMO = "tests/deploy/test_demo.py::test_three_hospitals"
 PROCESSES = f"{FLOWER}/test_flower_secure.py::test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit"
@@ -66,7 +65,7 @@ CELLS = {
     ),
     "SGA-LDP": (
         (BIT, SHUFFLED),
-        (RUNS, NODES),
+        (BIT, DEPLOYED),
         (BIT, RUNNER),
         (BIT, SIMULATOR),
         (BIT, POC),
@@ -74,7 +73,7 @@ CELLS = {
     ),
     "group privacy, several hypotheses": (
         (BIT, SHUFFLED),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (BIT, POC),
@@ -98,7 +97,7 @@ CELLS = {
     ),
     "record level, no trust": (
         (BIT, RECORDS),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (BIT, POC),
