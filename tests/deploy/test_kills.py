@@ -2,7 +2,8 @@
 
 The same server is killed in one process, and at finer steps, by `tests/crash`. Here a step is a file that is synced or
 replaced, or something that is handed over, of the ServerApp or of one site (`killing`). ``CHAIN_PATIENCE=300`` lets the
-chain run on a busy machine; ``KILL_STRIDE=5`` tries each fifth step of the long check.
+chain run on a busy machine, and Flower notices the death of a node's process after twice as many seconds.
+``KILL_STRIDE=5`` tries each fifth step of the long check.
 """
 
 import json
