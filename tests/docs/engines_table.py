@@ -105,7 +105,7 @@ CELLS = {
     ),
     "person level, no trust": (
         (BIT, RECORDS),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (BIT, POC),
@@ -113,7 +113,7 @@ CELLS = {
     ),
     "trusted sum": (
         (BIT, RECORDS),
-        (UNTRIED, ""),
+        (BIT, DEPLOYED),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
         (BIT, POC),
