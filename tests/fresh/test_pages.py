@@ -50,6 +50,7 @@ STARTS = {  # beginnings of commands, each of which is refused here, in a line
 }
 EXACTLY = {"fedveil init": "asks questions at a terminal"}
 PARTS = {  # blocks of code, by their first lines
+    "class Study(LightningModule)": "a part of a site's module (test_nvflare_lightning.py)",
     "promise = {": "a part of examples/nvflare-job/job.py, which its tests run",
     "trainer = PrivateTrainer(": "a part of a reader's app (test_flower_record.py)",
     "from fedveil.flower import FACTS": "a part of a reader's app (test_several_models.py)",
