@@ -18,8 +18,8 @@ TITLES = {
 HEAD = """# What a refusal means
 
 A refusal names a field, the value that it got, and the way out. Below are likely ones, by what was done. Long lists of
-accepted names end in "..." here; the command prints them whole. Elsewhere: an epsilon that is missing or large ([is it
-true?](is-this-epsilon-true.md)). An interrupted run goes on with `--resume`. The page is made of tests
+accepted names end in "..." here; the command prints them whole. If an epsilon is missing or
+large, see [is it true?](is-this-epsilon-true.md). An interrupted run goes on with `--resume`. Tests write the rows
 (`tests/docs/test_registry_of_mistakes.py`).
 """
 # Mistakes that the page leaves out: what is printed says all, or another row says the same.

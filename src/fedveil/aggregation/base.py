@@ -275,7 +275,7 @@ def even(n: int) -> Tensor:
 
 
 def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Tensor:
-    """Compute the sum [d] (float64) of rows [n, d], or of n rows [d] minus `start`, with weights [n]."""
+    """Compute the weighted sum [d] (float64) of n rows, or of the rows less `start`; weights are [n]."""
     if isinstance(rows, Tensor) and len(blocks_of(*rows.shape)) == 1:
         return weights @ rows.to(torch.float64)
     return add_weighted(zeros(rows[0].shape[0]), rows, weights, start)

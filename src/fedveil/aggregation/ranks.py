@@ -1,8 +1,8 @@
 """Mean of the middle values of each coordinate: medians and trimmed means, by blocks of columns.
 
-Few rows go through a sorting network (Batcher's odd-even merge sort, 1968) whose comparators are minima and maxima of
-whole rows, less those that cannot change the result; many rows are sorted after a transposition, which makes a
-coordinate's values neighbours.
+Few rows go through a sorting network (Batcher's odd-even merge sort, 1968). Its comparators compute minima and maxima
+of whole rows; those without influence on the result are left out. Many rows are transposed and then sorted, so that the
+values of a coordinate lie side by side in memory.
 """
 
 from functools import lru_cache

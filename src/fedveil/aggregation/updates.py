@@ -242,12 +242,12 @@ class RunningSum(Updates):
         weights: Tensor,
         cohort: int | None = None,
     ) -> Tensor:
-        """Return the sum itself, which must not be changed (`Updates.reduce`).
+        """Return the sum, as `Updates.reduce` does. It is not copied: do not change it.
 
         Raises
         ------
         FieldError
-            If the rule is no weighted sum, has other weights than the constructor, or an update is missing.
+            If the rule is no weighted sum, the weights are not the constructor's, or an update is missing.
         """
         same = torch.equal(weights[: len(self)], self._weights[self._arrived])
         if not (rule.linear and same and self._added == len(self._weights)):

@@ -312,7 +312,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def column_blocks(stacks: Stacks, columns: list[slice], members: Tensor) -> Iterator[Tensor]:
-    """Yield blocks [m, c] of some rows, over some columns, from left to right."""
+    """Yield the rows `members` of the stacked stacks in blocks [m, c] of some columns, through `columns` in order."""
     width = min(max(_ELEMENTS // len(members), _COLUMNS[0]), _COLUMNS[1])
     picked, first = [], 0
     for stack in stacks:

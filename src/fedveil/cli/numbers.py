@@ -159,7 +159,7 @@ def advise(
     reach: float | None,
     **common: Any,
 ) -> None:
-    """Say which protection can work, and what one promises.
+    """Say which protection can work, and what a given noise promises.
 
     From numbers, or from a configuration. --clip and --sigma describe noise that somebody else uses.
 

@@ -19,7 +19,8 @@ def grey_slice(name: str, opened: Any, max_pixels: int) -> Array:
     """Read the image [H, W] from black to white, uint16.
 
     First comes the modality's transform (slope and intercept, or a table), then the file's display table (VOI LUT) or
-    its first window. Without these two, values are scaled from the lowest to the highest number of its bits.
+    its first window. If the file has neither table nor window, values are scaled from the lowest to the highest
+    possible value.
 
     Parameters
     ----------

@@ -302,7 +302,7 @@ def _require_distinct(root: Path, classes: Sequence[str]) -> None:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, by name."""
+    """Return the visible folders in a folder, in the order of their names."""
     return sorted(path for path in folder.iterdir() if path.is_dir() and not _clutter(path))
 
 

@@ -25,7 +25,7 @@ class Holding:
     counts : tuple of int
         Examples (or pixels) of each class; empty for a regression.
     mean, deviation : float or None
-        Of the first target of a regression, if there is an example.
+        Mean and standard deviation of the first target of a regression; None without an example.
     notes : tuple of str
         Unusual facts: "empty", "one example", "lacks class 3".
     """
@@ -58,7 +58,7 @@ def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
 
 
 def warnings_of(holdings: Sequence[Holding], dataset: DataSet) -> list[str]:
-    """Return a line for each kind of unusual client; empty if there is none."""
+    """Return warnings: natural clients that were mixed or left out, and a line for each kind of unusual client."""
     lines: list[str] = []
     owners = dataset.owners
     names = {holding.name for holding in holdings}

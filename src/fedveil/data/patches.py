@@ -126,9 +126,9 @@ def dictionary(
     least: float,
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean [p], whitening [p, p] and `count` centres of public windows [N, p].
+    """Return the mean [p] of public windows [N, p], a matrix [p, p] that whitens them, and `count` centres [count, p].
 
-    `least` is added to the windows' variances.
+    The centres are k-means of the whitened windows. Whitening divides by the root of each variance plus `least`.
     """
     from sklearn.cluster import MiniBatchKMeans
 

@@ -1,4 +1,4 @@
-"""Files that survive a crash, by appending or by replacing at once, and folders for one process at a time."""
+"""Appending to files and replacing them so that a crash leaves none half-written; locks of folders for one process."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Choice of the threshold on the positive class's probability, on public rows or on made-up ones.
+"""Choice of the least probability at which the positive class is predicted, by public or made-up rows.
 
 Private rows are refused, as no noise covers a threshold chosen on them. No export contains a threshold.
 """

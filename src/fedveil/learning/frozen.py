@@ -250,7 +250,8 @@ def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
     Raises
     ------
     FieldError
-        For a model that is not an ``nn.Sequential``, or whose first part is trained.
+        For a model that is not an ``nn.Sequential``, has no frozen parameters before its first trained part, or has no
+        trained part.
     """
     if not isinstance(model, nn.Sequential):
         accepted = "must be an nn.Sequential: its first parts give the features, the others are trained on them"

@@ -274,7 +274,10 @@ def masked(
     outputs: Sequence[int],
     loss: str | Labelwise,
 ) -> tuple[Tensor, LossFunction]:
-    """Return targets as numbers, and their mean loss over a batch that indexes by no label, as an index may raise."""
+    """Return targets, and a mean loss of a batch for them that never uses a label as an index, as that may raise.
+
+    Where needed, labels become a mask [B, classes, ...] or one-hot vectors.
+    """
     if isinstance(loss, Labelwise) and (y.is_floating_point() or not loss.has_mask):
         return y, loss.of_batch
     if loss == "mse":

@@ -168,7 +168,7 @@ def image_precision(answers: Answers) -> Floats:
 
 @metric()
 def image_sensitivity(answers: Answers) -> Floats:
-    """Mean over images of the share of class 1 that is found, over images in which it is true."""
+    """Mean recall of class 1 (of two) in an image, over the images that contain class 1."""
     return answers.of_images(_positive_recall)
 
 
@@ -325,7 +325,7 @@ def metrics(
     outputs : Tensor
         Logits [N, C, ...] or values of a regression, as the loss takes them.
     y : Tensor
-        [N, ...], labels; their type and the loss determine the task.
+        [N, ...], labels or values; their type and the loss determine the task.
     names : sequence of str, optional
         Names in `METRICS`; by default the task's usual ones.
     loss : str or callable, optional

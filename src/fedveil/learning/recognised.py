@@ -50,12 +50,12 @@ def recognised(model: nn.Module) -> fx.GraphModule:
 
 
 def check(module: fx.GraphModule, x: Tensor) -> None:
-    """Refuse a shape with which a result lacks one row for each example, or one operand is broadcast over another.
+    """Refuse an operation with another number of rows than examples, or with operands of different shapes.
 
     Raises
     ------
     NotIsolated
-        For such a shape; the text names the operation.
+        For such an operation; the text names it.
     """
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
     interpreter.run(x)

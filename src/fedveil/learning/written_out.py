@@ -237,7 +237,7 @@ def bilinear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return the product of both inputs with each slice of the weights."""
+    """Return first @ weight[k] @ second for each output k, plus the bias."""
     half = torch.tensordot(first, weight, ([-1], [1]))
     formed: Tensor = (half * second[..., None, :]).sum(-1)
     return formed if bias is None else formed + bias

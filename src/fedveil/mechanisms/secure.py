@@ -277,7 +277,7 @@ class KeyedSource(SecureSource):
         self._key, self._keyed = key, _KeyedStream(key)
 
     def child(self, *key: Key) -> "KeyedSource":
-        """Make the stream of a further key; the same key always gives the same one."""
+        """Make the source that belongs to a further key; the same key always gives the same noise."""
         text = repr([(type(part).__name__, part) for part in key])
         return KeyedSource(hmac.digest(self._key, text.encode(), hashlib.sha256))
 

@@ -411,10 +411,10 @@ ZOO = [
 
 HEAD = """# Networks as people write them
 
-What plain PyTorch trains, FedVeil trains to the same numbers (same seed and batches, float32: within 1e-4), or refuses by
-name before the first round. Each network below is small and has the form that libraries and tutorials give it.
-`tests/fedveil/learning/test_zoo.py` trains it beside a loop written by hand, at record level with clipped gradients by
-hand, and `python tests/fedveil/learning/zoo_kit.py` writes this page.
+FedVeil trains a network to the same numbers as plain PyTorch (same seed and batches, float32: within 1e-4), or refuses it
+by name before the first round. Each network below is small and has the form that libraries and tutorials give it.
+`tests/fedveil/learning/test_zoo.py` compares it with a loop written by hand, which clips each gradient at record level.
+`python tests/fedveil/learning/zoo_kit.py` writes this page.
 
 """
 TABLE = """
@@ -425,7 +425,9 @@ The others:
 """
 TAIL = """
 *mend*: `fedveil.learning.mend(model)` returns a model that trains there. *One example a call*: record level has no way for
-a batch ([why](rounding.md#layers-that-are-written-out)), and is slow.
+a batch ([why](rounding.md#layers-that-are-written-out)), and is slow. *Draws its own numbers*: its random numbers are
+not those of plain PyTorch, so results are not compared. *Rows follow other rows*: the result for an example depends on
+others in its batch.
 """
 
 

@@ -41,9 +41,9 @@ class Departure:
     kind : str
         ``"single"``, ``"size"``, ``"rounds"``, ``"streams"``, ``"coordinates"`` or ``"shape"``.
     p : float
-        The chance that declared noise gives a p-value as small in any test of any kind (an upper bound).
+        Upper bound on the chance of a false alarm: that noise as declared has a p-value as small in any test.
     what : str
-        The test in words, with its figure: a share of the declared deviation, or a correlation.
+        The test in words, with its figure, such as a share of the declared deviation, or a correlation.
     """
 
     kind: str

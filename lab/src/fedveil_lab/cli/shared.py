@@ -90,7 +90,10 @@ Executor = Annotated[
 
 
 def console_for() -> "Console":
-    """Make the console: a terminal, or elsewhere a page as wide as its text; silent, or on stderr, if the options say so."""
+    """Make the console. Outside a terminal it is so wide that rows stay whole.
+
+    With ``--quiet`` it prints nothing, with ``--json`` on stderr.
+    """
     from rich.console import Console
 
     chosen = Console(quiet=OUTPUT.quiet, stderr=OUTPUT.json)

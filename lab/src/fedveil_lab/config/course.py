@@ -92,7 +92,7 @@ class Randomness(Section):
     kind
         reproducible noise for experiments (whoever knows the seed knows the noise), or secure noise
     seed
-        of the noise alone, for other noise on the same training; left out: the run's own
+        seed of the noise alone, so that the same training can have other noise; default: the run's seed
     """
 
     kind: Literal["reproducible", "secure"] = "reproducible"

@@ -46,7 +46,7 @@ def _table(section: str, owner: type[Any]) -> tuple[BeforeValidator, PlainSerial
 
 
 def _planned(values: Any) -> Any:
-    """Fill in what a record-level method plans for, where the file leaves it out."""
+    """Fill in rounds and number of sites of a record-level method from the rest of the file, if it leaves them out."""
     if isinstance(values, Mapping):
         privacy = values.get("privacy")
     else:

@@ -51,7 +51,7 @@ Looks = dict[str, dict[str, Any]]  # how each setting is drawn, in every panel
 
 
 def audit_figure(audit: Audit) -> Figure | None:
-    """Draw areas under the ROC curve with their intervals, and the curves; None where no attack was judged."""
+    """Draw areas under the ROC curve with their intervals, and the strongest attacks' curves; None if none was judged."""
     rows = by_attack(audit)
     if not rows:
         return None

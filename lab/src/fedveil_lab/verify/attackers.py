@@ -210,7 +210,7 @@ def _direction(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
 
 
 def _coordinate(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
-    """The one coordinate that tells the worlds apart best."""
+    """Score by one coordinate: the one whose means differ most between both worlds, in deviations."""
     at = int(np.argmax(np.abs(x.mean(0) - y.mean(0)) / np.sqrt(_scale(x, y))))
     return lambda z: z[:, at]
 

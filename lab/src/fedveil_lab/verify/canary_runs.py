@@ -236,7 +236,7 @@ def not_looked_at(names: Sequence[str]) -> str:
 
 
 def shares_of(canaries: int) -> tuple[float, ...]:
-    """Of how many canaries is guessed: fixed beforehand, as each number of guesses has its share of the error."""
+    """Return the shares of canaries to guess, fixed beforehand, as each tried number of guesses uses part of the error."""
     return (0.5, 1.0) if canaries < 200 else (0.2, 0.5, 1.0)
 
 

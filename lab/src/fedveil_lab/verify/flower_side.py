@@ -169,7 +169,7 @@ def named(content: RecordDict) -> dict[str, Any]:
 
 
 def numbers_of(content: RecordDict) -> np.ndarray[Any, Any]:
-    """All numbers of a message: arrays, metrics and configurations; of words, a check sum."""
+    """Return all numbers of a message (arrays, metrics, configurations), with a check sum in place of each text."""
     parts = [np.zeros(0)]
     for name in sorted(content):
         record = content[name]

@@ -316,7 +316,7 @@ class _Overheard(InProcessGrid):
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Take Flower's identity of a server, and silence its log, which reports every round at INFO."""
+    """Take Flower's identity of a server, and keep its reports of every round (level INFO) out of the log."""
     level = _LOG.level
     _LOG.setLevel(WARNING)
     try:

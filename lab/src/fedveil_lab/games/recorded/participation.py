@@ -31,12 +31,12 @@ REFERENCE = 512  # examples that were held out, in all
 def comparisons(
     stored: Stored,
 ) -> tuple[str, list[tuple[str, Observation, list[int], list[int], Tensor]]]:
-    """Return the clients that can be compared: a text, and for each comparison the observation and both sides.
+    """Return a text on what is compared, and for each comparison its name, observation, members, others and first model.
 
     Raises
     ------
     FieldError
-        If everybody took part in every round that is stored.
+        If everybody took part in every stored round, or the rounds of a sampled cohort are not stored.
     """
     setup, found = stored.setup, []
     everybody = range(len(setup.clients))
