@@ -312,7 +312,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def column_blocks(stacks: Stacks, columns: list[slice], members: Tensor) -> Iterator[Tensor]:
-    """Yield the rows `members` of the stacked stacks in blocks [m, c] of some columns, through `columns` in order."""
+    """Yield the rows `members` of the stacks in blocks [m, c], through `columns` from left to right."""
     width = min(max(_ELEMENTS // len(members), _COLUMNS[0]), _COLUMNS[1])
     picked, first = [], 0
     for stack in stacks:
