@@ -150,8 +150,10 @@ class ServerFolder:
         self.run, self._delta = run, delta
         if not self._finished:
             (self.path / SUMMARY).unlink(missing_ok=True)  # it covers only the rounds before
-            lines = [json.dumps(row) + "\n" for row in self._rows]
-            write_atomic(self.path / METRICS_FILE, "".join(lines).encode())
+            figures = self.path / METRICS_FILE
+            if figures.exists():  # a folder without a ledger line stays one to begin in
+                lines = [json.dumps(row) + "\n" for row in self._rows]
+                write_atomic(figures, "".join(lines).encode())
         self._ledgers.begin(opening_of_server(self._method, delta, self._engine, run), [SERVER])
         self._ledgers.flush()
 

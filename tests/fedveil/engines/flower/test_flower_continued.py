@@ -15,6 +15,7 @@ from fedveil.engines.flower.records import write_broadcast
 from fedveil.engines.party import COMBINE, lacking_rounds
 from fedveil.engines.server import ServerParty
 from fedveil.errors import FedVeilError, FieldError, LedgerError, NoReplyError
+from fedveil.files import LedgerFiles
 from fedveil.flower import (
     ExactAccountant,
     FedVeilStrategy,
@@ -228,6 +229,24 @@ def test_other_models_than_were_released_are_refused_before_the_first_message(tm
         kept.leave()
     assert not asked
     assert (folder / "ledger" / "server.jsonl").read_bytes() == lines
+
+
+def test_a_server_that_died_before_its_first_line_begins_again_in_its_folder(tmp_path, monkeypatch):
+    def die(*_):
+        raise Killed
+
+    folder = tmp_path / "server"
+    with monkeypatch.context() as dying:
+        dying.setattr(LedgerFiles, "begin", die)
+        first = ServerFolder(folder)
+        with pytest.raises(Killed):
+            run(FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=first), app(method=GLOBAL))
+        first.leave()
+    with pytest.raises(FieldError, match="leave resume out"):
+        FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder, resume=True))
+    again = FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder), evaluate=False)
+    run(again, app(method=GLOBAL))
+    assert len(again.history) == 6
 
 
 @pytest.mark.parametrize("what", ["ledger", "line", "edited", "metrics"])
