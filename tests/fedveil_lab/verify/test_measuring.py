@@ -174,6 +174,13 @@ def test_a_run_or_canary_that_stands_there_twice_is_refused(tmp_path, rows, name
         read_scores(file, rows)
 
 
+def test_a_run_that_stands_twice_beside_columns_in_and_out_is_refused(tmp_path):
+    table = tmp_path / "scores.csv"
+    table.write_text("id,in,out\n1,.1,.2\n1,.3,.4\n")
+    with pytest.raises(FieldError, match="line 3 has the id '1' of line 2"):
+        read_scores(table, "runs")
+
+
 def test_scores_that_stand_there_more_than_once_are_named():
     rng = np.random.default_rng(0)
     inside, outside = rng.normal(size=200), rng.normal(size=200)

@@ -78,15 +78,14 @@ def read_scores(path: Path, rows: str = "runs") -> tuple[Floats, Floats]:
     separator = max(",;\t", key=lines[0].count)
     table = list(csv.reader(lines, delimiter=separator))
     header = [name.strip().lower() for name in table[0]]
+    for name in NAMED[rows]:
+        if name in header:
+            _require_once(path, table[1:], header.index(name), name)
     if {"in", "out"} <= {*header}:
         return _beside(path, table[1:], header.index("in")), _beside(
             path, table[1:], header.index("out")
         )
-    found = _below(path, table[1:], header)
-    for name in NAMED[rows]:
-        if name in header:
-            _require_once(path, table[1:], header.index(name), name)
-    return found
+    return _below(path, table[1:], header)
 
 
 def _below(
