@@ -258,7 +258,7 @@ def _played(
         return verify_app(app, text, section, **asked)
     del asked["canaries"]
     if text is None:
-        raise FieldError("--claim", claim, f"is missing: say what is claimed, as in {EXAMPLE!r}")
+        raise FieldError("--claim", claim, f"say what is claimed, as in {EXAMPLE!r}")
     own = PrivacyClaim.parse(text)
     given = {name: section.get(name, value) for name, value in sizes.items()}
     made = Sizes(**{name: value for name, value in given.items() if value is not None})
