@@ -26,10 +26,8 @@ from fedveil.mechanisms.source import Key, ReproducibleSource, Source
 _PAIRS = 1 << 15  # Box-Muller pairs a block: the working set stays in the cache
 _BLOCK = 16  # bytes of a cipher block, the unit of the counter
 _ZEROS = bytes(8 * 2 * _PAIRS)  # encrypted zeros are the keystream itself
-_SMALL, _AHEAD = (
-    1 << 12,
-    1 << 14,
-)  # bytes of a small draw; bytes that are encrypted at once for small ones
+_SMALL = 1 << 12  # bytes of a small draw
+_AHEAD = 1 << 14  # bytes that are encrypted at once for small draws
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
