@@ -3,7 +3,7 @@
 The same server is killed in one process, and at finer steps, by `tests/crash`. Here a step is a file that is synced or
 replaced, or something that is handed over, of the ServerApp or of one site (`killing`). ``CHAIN_PATIENCE=300`` lets the
 chain run on a busy machine, and Flower notices the death of a node's process after twice as many seconds.
-``KILL_STRIDE=5`` tries each fifth step of the long check.
+``KILL_STRIDE=5`` tries each fifth step of the long check, ``KILL_FROM=31`` begins it at the 31st.
 """
 
 import json
@@ -24,6 +24,7 @@ from fedveil.engines.sealed import unsealed
 pytestmark = [pytest.mark.deploy, pytest.mark.flower]
 PATIENCE = 200.0 * SLOWER  # seconds for a run
 STRIDE = int(os.environ.get("KILL_STRIDE", "1"))
+FIRST = int(os.environ.get("KILL_FROM", "1"))
 LINE, BITS = "after server.jsonl", "after round.safetensors"
 
 
@@ -261,7 +262,8 @@ def test_a_supernode_that_dies_leaves_its_line_and_comes_back(study):
 def test_a_server_killed_at_every_step(study):
     study.play()
     total = len(study.steps("server"))
-    for step in range(1, total + 1, STRIDE):
+    for step in range(FIRST, total + 1, STRIDE):
+        print(f"step {step} of {total}", flush=True)
         study.revive()
         study.fresh()
         study.kill("server", "self", step)
