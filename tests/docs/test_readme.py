@@ -116,18 +116,3 @@ def test_the_hospitals_of_the_front_page_stand_in_their_files():
         assert flamby == (f"{theirs[row]:.3f}".lstrip("0") if row in theirs else "")
         for value, setting in zip((alone, together), settings, strict=True):
             assert value == f"{ours[row, setting, 'accuracy']:.3f}".lstrip("0")
-
-
-@pytest.mark.skipif(
-    not (README.parent / "results").is_dir(), reason="results/ are the repository's"
-)
-def test_the_stays_of_the_front_page_stand_in_their_file():
-    found, ours = rows_under("total epsilon of one patient (delta 1e-5)"), of_file("stays")
-    assert len(found) == 3
-    for epsilon, shown in found.items():
-        places = [
-            (f"{kind}, {epsilon}", setting, "auc")
-            for kind in ("person level", "record level by group of 5")
-            for setting in ("sum", "alone")
-        ]
-        assert shown == [f"{ours[place]:.3f}".lstrip("0") for place in places]
