@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedveil.accounting import Ledger, Release
 from fedveil.engines import ServerParty
+from fedveil.engines.answers import RoundAnswers
 from fedveil.engines.flower.records import FAILED, REFUSED, write_mark
 from fedveil.flower import FedVeilStrategy, InProcessGrid, to_arrays
 from fedveil.mechanisms import ReproducibleSource
@@ -100,7 +101,9 @@ def embedded(name, sent, rounds=2):
             p: (Release("model", honest(p, models[p % k])), count, *terms(method)) for p in HONEST
         }
         broadcast = Broadcast(models=models, public=public)
-        opened, log = party.combine(broadcast, arrived | dict(zip(MALICIOUS, sent, strict=True)))
+        opened, log = party.combine(
+            broadcast, RoundAnswers(arrived | dict(zip(MALICIOUS, sent, strict=True)))
+        )
         check(log, [*log.failed.values(), *log.invalid.values()])
         assert opened.models.shape == models.shape
         assert not opened.models.isnan().any()

@@ -1,5 +1,7 @@
 """Engines: they move the tensors, keep the state and write the ledgers."""
 
+from fedveil.engines.answers import Collected as Collected
+from fedveil.engines.answers import RoundAnswers as RoundAnswers
 from fedveil.engines.assembly import AnyMethod as AnyMethod
 from fedveil.engines.assembly import client_sides_of as client_sides_of
 from fedveil.engines.assembly import draw_cohort as draw_cohort
@@ -24,7 +26,6 @@ from fedveil.engines.options import PerClient as PerClient
 from fedveil.engines.options import Shared as Shared
 from fedveil.engines.party import COMBINE as COMBINE
 from fedveil.engines.party import SERVER as SERVER
-from fedveil.engines.rounds import Collected as Collected
 from fedveil.engines.rounds import Courier as Courier
 from fedveil.engines.rounds import RoundLoop as RoundLoop
 from fedveil.engines.seams import Probe as Probe

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedveil.aggregation import RunningSum
+from fedveil.engines.answers import Collected
 from fedveil.engines.assembly import client_facts, client_releases, require_success
 from fedveil.engines.memory import require_room
 from fedveil.engines.parties import Parties
 from fedveil.engines.party import COMBINE, SERVER
-from fedveil.engines.rounds import Collected
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError, NoReplyError
@@ -391,16 +391,7 @@ class ObservedServer:
         report = dict[str, float]()
         arrived = list(answers.replies.values())  # `combine` drops its replies if it fails
         try:
-            opened, log = self._server.combine(
-                broadcast,
-                answers.replies,
-                answers.failed,
-                answers.refused,
-                1,
-                answers.added,
-                answers.seals,
-                answers.asked,
-            )
+            opened, log = self._server.combine(broadcast, answers)
             report = dict(log.report)
         except NoReplyError as error:
             raise self._parties.used_up(answers.refused, error) from error

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fedveil.accounting import model_of
 from fedveil.checks import Parameters
+from fedveil.engines.answers import Collected
 from fedveil.engines.assembly import client_releases
 from fedveil.engines.embedded import Asked, Cohort
 from fedveil.engines.parties import Parties
-from fedveil.engines.rounds import Collected
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learned

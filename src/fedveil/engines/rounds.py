@@ -6,69 +6,14 @@ courier is `fedveil.engines.embedded.Cohort`, Flower's `fedveil.engines.flower.r
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
 
-from fedveil.aggregation import RunningSum
+from fedveil.engines.answers import Collected
 from fedveil.engines.server import Round
-from fedveil.methods import Broadcast, Releases
+from fedveil.methods import Broadcast
 from fedveil.secure import PublicKey
-
-
-@dataclass(frozen=True, eq=False)
-class Collected:
-    """Answers of a cohort to a question.
-
-    Attributes
-    ----------
-    replies : dict of int to Releases
-        Replies by partition.
-    failed, refused : dict of int to str
-        Reasons of clients without a reply, and of clients that declined.
-    lost : set of int
-        Failed clients that may be back when they are asked again.
-    added : RunningSum, optional
-        Sum of the models, if each was added on arrival; then no reply holds a model.
-    trained : sequence of int
-        Clients that trained; the experimenter's view, like all attributes below up to `loss`.
-    scales : dict of int to tuple of float
-        Scale of each client's own noise.
-    zeroed : dict of int to str
-        Clients that failed under local trust, with the reason. Their reply is a zero update, and the server cannot see
-        this.
-    loss : float, optional
-        Median training loss of the clients that trained.
-    seals : dict of int to str
-        Seals of the replies for receipts, by partition.
-    asked : int
-        Number of clients that were asked the question.
-    """
-
-    replies: dict[int, Releases] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)
-    added: RunningSum | None = None
-    trained: Sequence[int] = ()
-    scales: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    zeroed: dict[int, str] = field(default_factory=dict)
-    loss: float | None = None
-    seals: dict[int, str] = field(default_factory=dict)
-    asked: int = 0
-
-    def followed_by(self, later: "Collected") -> "Collected":
-        """Return the answers with those to a second question; the last question to a client decides whether it is missing."""
-        failed, refused = {**self.failed, **later.failed}, {**self.refused, **later.refused}
-        for partition in self.failed.keys() & later.refused.keys():
-            failed.pop(partition)
-        for partition in self.refused.keys() & later.failed.keys() - later.refused.keys():
-            refused.pop(partition)
-        for partition in later.replies:
-            failed.pop(partition, None)
-            refused.pop(partition, None)
-        return replace(later, failed=failed, refused=refused)
 
 
 class Courier(Protocol):

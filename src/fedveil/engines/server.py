@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.accounting import Ledger, Receipt, Release, Spend, SpendFilter, digest
 from fedveil.aggregation import RunningSum
+from fedveil.engines.answers import RoundAnswers
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.party import (
     COMBINE,
@@ -268,15 +269,7 @@ class ServerParty(Party):
             raise BudgetError(self._recorded(round_))
 
     def combine(
-        self,
-        broadcast: Broadcast,
-        replies: Mapping[int, Releases],
-        failed: Mapping[int, str] | None = None,
-        refused: Mapping[int, str] | None = None,
-        least: int = 1,
-        added: RunningSum | None = None,
-        seals: Mapping[int, str] | None = None,
-        asked: int = 0,
+        self, broadcast: Broadcast, answers: RoundAnswers, least: int = 1
     ) -> tuple[Broadcast, Round]:
         """Drop unusable replies, combine the rest, commit, and open the next round.
 
@@ -284,18 +277,10 @@ class ServerParty(Party):
         ----------
         broadcast : Broadcast
             Broadcast that opened the round.
-        replies : mapping of int to Releases
-            Replies by partition, in any order.
-        failed, refused : mapping of int to str, optional
-            Reasons of partitions without a reply.
+        answers : RoundAnswers
+            RoundAnswers of the clients to it.
         least : int
             Least number of usable replies.
-        added : RunningSum, optional
-            Sum of the models, if replies hold none.
-        seals : mapping of int to str, optional
-            Seals of the replies by partition; required if the broadcast has a receipt.
-        asked : int
-            Number of sites that were asked, for the receipt.
 
         Raises
         ------
@@ -310,13 +295,15 @@ class ServerParty(Party):
         leaves: dict[int, str] = {}
         unsealed: dict[int, str] = {}
         if public.receipt:
-            leaves, unsealed = leaves_of(broadcast, replies, seals or {})
+            leaves, unsealed = leaves_of(broadcast, answers.replies, answers.seals)
         sealed = {
-            partition: replies[partition] for partition in replies if partition not in unsealed
+            partition: reply
+            for partition, reply in answers.replies.items()
+            if partition not in unsealed
         }
-        together, partitions, invalid = self._admitted(sealed, broadcast.models[0], added)
+        together, partitions, invalid = self._admitted(sealed, broadcast.models[0], answers.added)
         invalid = {**unsealed, **invalid}
-        failed, refused = _cleaned(failed), _cleaned(refused)
+        failed, refused = _cleaned(answers.failed), _cleaned(answers.refused)
         _require_enough(public.round, len(partitions), least, {**failed, **invalid}, refused)
         facts = self._facts(broadcast, together, partitions)
         result: list[Combined] = []
@@ -330,7 +317,7 @@ class ServerParty(Party):
         receipt = None
         if public.receipt:
             accepted = [leaves[partition] for partition in partitions]
-            receipt = partial(self._receipt, broadcast, accepted, asked)
+            receipt = partial(self._receipt, broadcast, accepted, answers.asked)
         self._draw(public.round, COMBINE, make, once=self._once, receipt=receipt)
         combined, self.state = result[0], result[0].state
         following = replace(public, round=public.round + 1, roster=(), attempt=0, receipt="")
@@ -456,9 +443,9 @@ class ServerParty(Party):
             return ()
 
 
-def _cleaned(reasons: Mapping[int, str] | None) -> dict[int, str]:
+def _cleaned(reasons: Mapping[int, str]) -> dict[int, str]:
     """Make texts of other parties safe to show."""
-    return {partition: cleaned(why) for partition, why in (reasons or {}).items()}
+    return {partition: cleaned(why) for partition, why in reasons.items()}
 
 
 def _require_enough(

@@ -21,10 +21,10 @@ from fedveil.accounting import (
     unprotected,
 )
 from fedveil.accounting.bounds import Heuristic
+from fedveil.engines.answers import Collected
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.history import Best, total_of
 from fedveil.engines.party import SERVER, LineStore, forget
-from fedveil.engines.rounds import Collected
 from fedveil.engines.server import Round, Scorer, ServerParty, Tutor
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
@@ -281,15 +281,7 @@ class Serving:
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
         """Combine, store and report a round; return the next models [k, d] and the log of the round."""
-        opened, log = self.server.combine(
-            broadcast,
-            answers.replies,
-            answers.failed,
-            answers.refused,
-            self._least,
-            seals=answers.seals,
-            asked=answers.asked,
-        )
+        opened, log = self.server.combine(broadcast, answers, self._least)
         self.history.append(log)
         self.warnings.planned(self.rounds, broadcast.public.cohort)
         used = {partition: answers.replies[partition] for partition in log.used}

@@ -22,6 +22,7 @@ from fedveil.accounting import (
 )
 from fedveil.aggregation import FedAvg
 from fedveil.engines import ClientParty, ServerParty
+from fedveil.engines.answers import RoundAnswers
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import (
@@ -108,12 +109,12 @@ def test_a_party_that_could_not_write_once_hands_nothing_over_any_more():
     party = client(store=Flaky())
     for _ in range(2):
         with pytest.raises((OSError, LedgerError), match=r"disk full|go on from what is stored"):
-            server.combine(opened(), replies())
+            server.combine(opened(), RoundAnswers(replies()))
         with pytest.raises((OSError, LedgerError), match=r"disk full|go on from what is stored"):
             participate(party)
     assert store.lines == []
     with pytest.raises(LedgerError, match="go on from what is stored"):
-        server.combine(opened(2), replies())
+        server.combine(opened(2), RoundAnswers(replies()))
 
 
 def test_a_client_pays_what_it_was_quoted_or_sends_nothing():
@@ -272,7 +273,7 @@ def opened(round_=1, cohort=4, theta=START):
 def test_the_server_commits_what_it_hands_over():
     lines = []
     server = server_party(GlobalDP(noise_multiplier=1.0, clip=1.0), D, store=lines.append)
-    after, log = server.combine(opened(), replies())
+    after, log = server.combine(opened(), RoundAnswers(replies()))
     (entry,) = Ledger.parse("run", "server", lines).entries
     assert entry.key == (1, "combine")
     assert entry.digest == digest((Release("model", after.models),))
@@ -287,7 +288,10 @@ def test_the_order_of_arrival_does_not_matter():
     arrived = {p: reply(START + v) for p, v in enumerate([1e10, 1.0, -1e10, 3.0, 0.1])}
     backwards = dict(reversed(arrived.items()))
     for side in (Plain(), GlobalDP(clip=1e11, noise_multiplier=0.01), MetricPrivacy(clip=1.0)):
-        a, b = (server_party(side, D).combine(opened(cohort=5), r) for r in (arrived, backwards))
+        a, b = (
+            server_party(side, D).combine(opened(cohort=5), RoundAnswers(r))
+            for r in (arrived, backwards)
+        )
         assert torch.equal(a[0].models, b[0].models)
         assert a[1].report == b[1].report
 
@@ -297,7 +301,7 @@ def test_unusable_replies_are_dropped_and_counted():
     arrived[1] = reply([0.0, float("nan"), 0.0])
     arrived[2] = (Release("count", torch.tensor(1.0)),)
     _, log = server_party(GlobalDP(noise_multiplier=1.0, clip=1.0), D).combine(
-        opened(cohort=6), arrived, {4: "RuntimeError"}, {5: "budget"}
+        opened(cohort=6), RoundAnswers(arrived, {4: "RuntimeError"}, {5: "budget"})
     )
     assert log.used == (0, 3)
     assert set(log.invalid) == {1, 2}
@@ -310,7 +314,9 @@ def test_unusable_replies_are_dropped_and_counted():
 def test_one_damaged_count_does_not_end_the_round(damaged):
     arrived = replies()
     arrived[0] = (*arrived[0], Release("count", damaged))
-    _, log = server_party(GlobalDP(noise_multiplier=0.01), D).combine(opened(), arrived)
+    _, log = server_party(GlobalDP(noise_multiplier=0.01), D).combine(
+        opened(), RoundAnswers(arrived)
+    )
     assert log.used == (1, 2, 3)
 
 
@@ -321,7 +327,7 @@ def test_an_absurd_count_is_dropped_and_moves_no_guarantee(order, absurd):
     server = server_party(GlobalDP(rule, noise_multiplier=1.0, clip=1.0, order=order), D)
     arrived = {p: reply(START + p, count=100) for p in range(4)}
     arrived[0] = reply(START, count=absurd)
-    _, log = server.combine(opened(), arrived)
+    _, log = server.combine(opened(), RoundAnswers(arrived))
     assert set(log.invalid) == {0}
     assert log.spend.guarantee.mu == pytest.approx(1.0)
 
@@ -330,7 +336,9 @@ def test_an_absurd_count_is_dropped_and_moves_no_guarantee(order, absurd):
 def test_counts_do_not_move_the_formal_sensitivity(counts):
     rule = FedAvg("examples", max_examples=100)
     server = server_party(GlobalDP(rule, noise_multiplier=1.0, clip=1.0), D)
-    _, log = server.combine(opened(), {p: reply(START + p, count=c) for p, c in enumerate(counts)})
+    _, log = server.combine(
+        opened(), RoundAnswers({p: reply(START + p, count=c) for p, c in enumerate(counts)})
+    )
     assert (log.spend.guarantee.mu, log.spend.sensitivity) == (
         pytest.approx(1.0),
         pytest.approx(1 / 4),
@@ -346,19 +354,19 @@ def test_counts_do_not_move_the_formal_sensitivity(counts):
 )
 def test_counts_whose_sum_would_overflow_do_not_end_the_run(side):
     arrived = {p: reply(START + p, count=1e308 if p < 2 else 5.0) for p in range(4)}
-    _, log = server_party(side, D).combine(opened(), arrived)
+    _, log = server_party(side, D).combine(opened(), RoundAnswers(arrived))
     assert log.used == (2, 3)
 
 
 def test_one_missing_count_does_not_end_the_round():
     arrived = {p: reply(START + p, count=p) for p in range(4)}
     arrived[1] = reply(START)
-    after, log = server_party(Plain(FedAvg("examples")), D).combine(opened(), arrived)
+    after, log = server_party(Plain(FedAvg("examples")), D).combine(opened(), RoundAnswers(arrived))
     assert log.used == (0, 2, 3)
     assert "count" in log.invalid[1]
     assert after.models[0].tolist() == pytest.approx([(2 * 2 + 3 * 3) / 5] * D)
     _, log = server_party(Plain(), D).combine(
-        opened(), arrived
+        opened(), RoundAnswers(arrived)
     )  # a rule that does not weigh needs no count
     assert log.used == (0, 1, 2, 3)
 
@@ -367,15 +375,15 @@ def test_one_missing_count_does_not_end_the_round():
 def test_one_huge_model_does_not_end_the_round(side):
     arrived = replies()
     arrived[0] = reply(torch.full((D,), 1e300, dtype=torch.float64))
-    _, log = server_party(side, D).combine(opened(), arrived)
+    _, log = server_party(side, D).combine(opened(), RoundAnswers(arrived))
     assert log.used == (1, 2, 3)
 
 
 def test_no_usable_reply_ends_the_run():
     with pytest.raises(NoReplyError, match="no usable reply"):
-        server_party(Plain(), D).combine(opened(), {}, {0: "OSError: gone"})
+        server_party(Plain(), D).combine(opened(), RoundAnswers({}, {0: "OSError: gone"}))
     with pytest.raises(NoReplyError):
-        server_party(Plain(), D).combine(opened(), {0: reply([float("nan")] * D)})
+        server_party(Plain(), D).combine(opened(), RoundAnswers({0: reply([float("nan")] * D)}))
 
 
 def test_the_server_stops_before_its_budget_is_exceeded():
@@ -386,9 +394,9 @@ def test_the_server_stops_before_its_budget_is_exceeded():
     lines = []
     server = server_party(side, D, budget=Filter(epsilon, DELTA), store=lines.append)
     for number in (1, 2):
-        server.combine(opened(number), replies())
+        server.combine(opened(number), RoundAnswers(replies()))
     with pytest.raises(BudgetError, match="last released model stands"):
-        server.combine(opened(3), replies())
+        server.combine(opened(3), RoundAnswers(replies()))
     assert [json.loads(line).get("round") for line in lines] == [
         None,
         1,
@@ -403,20 +411,20 @@ def test_the_server_stops_before_its_budget_is_exceeded():
         budget=Filter(epsilon, DELTA),
     )
     with pytest.raises(BudgetError, match="last released model stands"):
-        resumed.combine(opened(3), replies())
+        resumed.combine(opened(3), RoundAnswers(replies()))
     with pytest.raises(BudgetError, match="bits a crash took: the last checkpointed model stands"):
-        resumed.combine(opened(2), replies(move=-1.0))
+        resumed.combine(opened(2), RoundAnswers(replies(move=-1.0)))
 
 
 def test_a_round_drawn_again_is_the_same_or_costs_again():
     side = GlobalDP(noise_multiplier=1.0, clip=100.0)
     server = server_party(side, D, budget=Filter(100.0, DELTA))
-    first, _ = server.combine(opened(), replies())
-    same, _ = server.combine(opened(), replies())
+    first, _ = server.combine(opened(), RoundAnswers(replies()))
+    same, _ = server.combine(opened(), RoundAnswers(replies()))
     assert torch.equal(same.models, first.models)
     assert len(server.ledger.entries) == 1
     assert server.budget.spent == pytest.approx(1.0)
-    other, _ = server.combine(opened(), replies(move=2.0))
+    other, _ = server.combine(opened(), RoundAnswers(replies(move=2.0)))
     assert [e.attempt for e in server.ledger.entries] == [0, 1]
     assert server.budget.spent == pytest.approx(2**0.5)
     # the noise is fresh: without that, the difference would be exactly that of the clients' means
@@ -426,7 +434,9 @@ def test_a_round_drawn_again_is_the_same_or_costs_again():
 
 def test_noise_differs_between_rounds():
     server = server_party(GlobalDP(noise_multiplier=1.0, clip=1.0), D)
-    models = [server.combine(opened(number), replies())[0].models for number in (1, 2, 3)]
+    models = [
+        server.combine(opened(number), RoundAnswers(replies()))[0].models for number in (1, 2, 3)
+    ]
     assert not torch.equal(models[0], models[1])
     assert not torch.equal(models[1], models[2])
 
@@ -435,7 +445,7 @@ def test_scores_come_from_a_scorer():
     with pytest.raises(FieldError, match="public_data"):
         server_party(PerturbationAware(), D)
     server = server_party(PerturbationAware(), D, scorer=lambda models: torch.zeros(len(models), 1))
-    after, _ = server.combine(opened(), replies())
+    after, _ = server.combine(opened(), RoundAnswers(replies()))
     assert after.models[0].tolist() == pytest.approx(
         [2.5] * D
     )  # equal scores: the plain mean of 1, 2, 3, 4

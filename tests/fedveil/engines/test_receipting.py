@@ -7,7 +7,7 @@ import torch
 
 import fedveil as fv
 from fedveil.accounting import Limits, Policy, Receipt, ShareReceipt, digest
-from fedveil.engines import rounds
+from fedveil.engines.answers import Collected
 from fedveil.engines.malicious import Behaviour
 from fedveil.engines.receipting import UNSEALED, has_receipts
 from fedveil.methods import Broadcast, Refusal, build
@@ -328,7 +328,7 @@ def test_a_run_that_goes_on_shows_the_receipt_of_its_ledger(kind):
 
 def test_a_questions_loop_counts_those_who_were_asked_last():
     first, second = (
-        rounds.Collected(asked=4, seals={0: "a"}),
-        rounds.Collected(asked=3, seals={1: "b"}),
+        Collected(asked=4, seals={0: "a"}),
+        Collected(asked=3, seals={1: "b"}),
     )
     assert (first.followed_by(second).asked, first.followed_by(second).seals) == (3, {1: "b"})

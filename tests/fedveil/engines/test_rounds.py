@@ -1,6 +1,6 @@
 """What came of a round that was asked more than once."""
 
-from fedveil.engines.rounds import Collected
+from fedveil.engines.answers import Collected
 
 
 def test_who_was_missing_is_known_by_the_last_question_that_was_put_to_each():

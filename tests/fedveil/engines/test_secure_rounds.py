@@ -16,6 +16,7 @@ from fedveil.accounting import Filter, Policy, SumPolicy, digest
 from fedveil.accounting.ledger import OPEN
 from fedveil.accounting.policy import Limits
 from fedveil.engines import Execution
+from fedveil.engines.answers import RoundAnswers
 from fedveil.errors import FieldError, LedgerError, NoReplyError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import SecureSource
@@ -310,7 +311,7 @@ def test_a_plan_has_room_for_so_many_retries():
         broadcast, shares = shares_of(fed, attempt=attempt, rounds=2)
         assert not any(isinstance(answer, Refusal) for answer in shares.values())
     assert [len(e.ledger.entries) for e in (fed.party(p) for p in range(4))] == [2] * 4
-    fed.server.combine(broadcast, shares)
+    fed.server.combine(broadcast, RoundAnswers(shares))
     fed.round = 1
     assert not isinstance(shares_of(fed, rounds=2)[1][0], Refusal)
     assert isinstance(shares_of(fed, attempt=1, rounds=2)[1][0], Refusal)

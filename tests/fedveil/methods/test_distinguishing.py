@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 
 from core_kit import ScaledSource, broadcast_of, reply, server_party
+from fedveil.engines.answers import RoundAnswers
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import GlobalDP
 
@@ -41,7 +42,9 @@ def play(relation, d, source, runs):
             server = server_party(
                 side, d, source=source.child("world", world, run)
             )  # every run is one of its own
-            after, log = server.combine(broadcast_of(theta, 1, cohort=len(updates)), replies)
+            after, log = server.combine(
+                broadcast_of(theta, 1, cohort=len(updates)), RoundAnswers(replies)
+            )
             scores[world, run] = float(after.models[0] @ direction)
             claimed = log.spend.guarantee.mu
     return scores, claimed

@@ -21,6 +21,7 @@ from fedveil.accounting.guarantee import of_round
 from fedveil.aggregation import FedAvg, FedMedian
 from fedveil.clipping import clip
 from fedveil.engines import ServerParty
+from fedveil.engines.answers import RoundAnswers
 from fedveil.errors import FieldError, HeuristicError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource, gaussian_sigma
@@ -814,9 +815,9 @@ def test_a_server_side_promises_what_it_declares(side):
     layout = Layout.from_shapes({"w": (3,)})
     server = ServerParty(Method("mine", TrustedServer(), side), layout)
     with pytest.raises(FieldError) as refused:
-        server.combine(server.open(zero, 1, 1, 3), replies)
+        server.combine(server.open(zero, 1, 1, 3), RoundAnswers(replies))
     assert refused.value.value == "mine"
     assert not server.ledger.entries
     honest = ServerParty(Method("mine", TrustedServer(), Declared()), layout)
-    _, log = honest.combine(honest.open(zero, 1, 1, 3), replies)
+    _, log = honest.combine(honest.open(zero, 1, 1, 3), RoundAnswers(replies))
     assert log.spend.guarantee.mu == 0.5

@@ -20,6 +20,7 @@ from fedveil.accounting import (
 )
 from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
 from fedveil.engines import Budgets, Execution, Federation, ServerParty, Shared
+from fedveil.engines.answers import RoundAnswers
 from fedveil.engines.client import ClientParty
 from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
@@ -238,13 +239,13 @@ def test_a_silo_on_other_terms_is_left_out_and_the_others_go_on(change):
         server = ServerParty(method, layout, Ledger("run", "server"), ReproducibleSource(0))
         replies = {p: share(1.0, tolerated=tolerated) for p in (1, 2)} | {0: other}
         if tolerated == 2:
-            released, log = server.combine(opened(cohort=3), replies)
+            released, log = server.combine(opened(cohort=3), RoundAnswers(replies))
             assert log.used == (1, 2)
             assert set(log.invalid) == {0}
             torch.testing.assert_close(released.models, torch.ones(1, 18))
         elif change != {"tolerated": 1}:
             with pytest.raises(NoReplyError, match="1 of 3"):
-                server.combine(opened(cohort=3), replies)
+                server.combine(opened(cohort=3), RoundAnswers(replies))
 
 
 def test_shares_for_another_number_of_silos_are_declined():
@@ -420,15 +421,17 @@ def test_the_server_of_a_trusted_sum_makes_one_sum_a_round(name):
     layout = Layout.from_shapes({"w": (18,)})
     server = ServerParty(method, layout, Ledger("run", "server"), ReproducibleSource(0))
     replies = {p: share(float(p), silos=4, tolerated=2) for p in range(4)}
-    first, _ = server.combine(opened(), replies)
-    same, _ = server.combine(opened(), replies)
+    first, _ = server.combine(opened(), RoundAnswers(replies))
+    same, _ = server.combine(opened(), RoundAnswers(replies))
     assert torch.equal(first.models, same.models)
     without = {p: r for p, r in replies.items() if p < 3}
     if name == "none":
-        assert not torch.equal(server.combine(opened(), without)[0].models, first.models)
+        assert not torch.equal(
+            server.combine(opened(), RoundAnswers(without))[0].models, first.models
+        )
         return
     with pytest.raises(BudgetError, match="recorded"):
-        server.combine(opened(), without)
+        server.combine(opened(), RoundAnswers(without))
     assert len(server.ledger.entries) == 1
 
 
@@ -703,10 +706,10 @@ def test_a_silo_with_a_learning_rate_of_its_own_joins_no_sum():
         server = ServerParty(method, layout, Ledger("run", "server"), ReproducibleSource(0))
         replies = {p: sent(p, rate if p == 2 else 0.5) for p in range(3)}
         if alike:
-            server.combine(broadcast, replies)
+            server.combine(broadcast, RoundAnswers(replies))
         else:
             with pytest.raises(NoReplyError, match="lr"):
-                server.combine(broadcast, replies)
+                server.combine(broadcast, RoundAnswers(replies))
             assert not server.ledger.entries
 
 

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedveil.accounting import model_of
+from fedveil.engines.answers import Collected
 from fedveil.engines.federation import Federation
 from fedveil.engines.flower import records
 from fedveil.engines.flower.app import (
@@ -28,7 +29,6 @@ from fedveil.engines.flower.roster import Nodes, Roster
 from fedveil.engines.malicious import Collusion
 from fedveil.engines.options import Execution
 from fedveil.engines.party import VALIDATORS
-from fedveil.engines.rounds import Collected
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.validators import Validators
 from fedveil.errors import FieldError

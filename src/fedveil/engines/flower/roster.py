@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedveil.engines.answers import Collected
 from fedveil.engines.flower import records
 from fedveil.engines.memory import require_room
 from fedveil.engines.messages import REPLY, UnprotectedError, seals_of
-from fedveil.engines.rounds import Collected
 from fedveil.engines.server import ServerParty
 from fedveil.errors import (
     BudgetError,
@@ -293,7 +293,7 @@ class Nodes:
             released,
             {**self._absent, **failed},
             refused,
-            lost,
+            lost=lost,
             trained=tuple(released),
             seals=self._seals,
             asked=len(self.asked),

@@ -16,6 +16,7 @@ from nvflare.apis.signal import Signal
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee
+from fedveil.engines.answers import Collected
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import Best
 from fedveil.engines.memory import require_room
@@ -34,7 +35,7 @@ from fedveil.engines.nvflare.validating import (
     read_loss,
     stopping_of,
 )
-from fedveil.engines.rounds import Collected, RoundLoop
+from fedveil.engines.rounds import RoundLoop
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
 from fedveil.engines.site_keys import SiteKeys

@@ -34,6 +34,7 @@ from safetensors.torch import save_file
 
 from fedveil.aggregation import NoState
 from fedveil.engines import messages
+from fedveil.engines.answers import RoundAnswers
 from fedveil.engines.nvflare.filters import require_swarm
 from fedveil.engines.nvflare.shareables import (
     method_of,
@@ -228,7 +229,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         if self._secure and len(replies) < len(broadcast.public.roster):
             return self._again(broadcast, answered)
         party = SwarmRound(self._method, self._known(), source=source_of(0))
-        opened, log = party.combine(broadcast, replies, failed, least=self.least)
+        opened, log = party.combine(broadcast, RoundAnswers(replies, failed), least=self.least)
         self.history.append(log)
         used, of = len(log.used), len(self.sites)
         escaping(self.logger).info("FedVeil: round %d: %d of %d peers", log.number, used, of)

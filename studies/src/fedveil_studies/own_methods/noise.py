@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveil.accounting import Release, Spend
 from fedveil.aggregation import FedMedian, Krum, TrimmedMean
 from fedveil.clipping import QuantileClip
-from fedveil.engines import Evaluation, Federation, ServerParty, Shared
+from fedveil.engines import Evaluation, Federation, RoundAnswers, ServerParty, Shared
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.mechanisms import SecureSource, Source
@@ -35,6 +35,7 @@ from fedveil.methods import (
     MetricPrivacy,
     Publishing,
     RecordDP,
+    Releases,
     ServerSide,
 )
 from fedveil_lab.attacks.inversion.knowledge import deviations_of, noise_of
@@ -113,8 +114,10 @@ def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01)
         )
         for _ in range(ROUNDS):
             before = broadcast.models[0]
-            replies = {p: (Release("model", before + updates[p]),) for p in range(cohort)}
-            broadcast, _ = server.combine(broadcast, replies)
+            replies: dict[int, Releases] = {
+                p: (Release("model", before + updates[p]),) for p in range(cohort)
+            }
+            broadcast, _ = server.combine(broadcast, RoundAnswers(replies))
             residuals.append(
                 standardised(broadcast.models[0] - before - update, server.ledger.entries[-1].spend)
             )
@@ -210,9 +213,8 @@ def clip_noise(clip: QuantileClip) -> Play:
         )
         residuals = list[Tensor]()
         for _ in range(ROUNDS):
-            broadcast, _ = server.combine(
-                broadcast, dict.fromkeys(range(4), (Release("model", broadcast.models[0]),))
-            )
+            unmoved: Releases = (Release("model", broadcast.models[0]),)
+            broadcast, _ = server.combine(broadcast, RoundAnswers(dict.fromkeys(range(4), unmoved)))
             assert isinstance(server.state, CentralState)
             share = clip.quantile - math.log(server.state.clip / norm) / clip.lr
             residuals.append(torch.tensor([(4 * share - 4) / clip.bit_noise], dtype=torch.float64))

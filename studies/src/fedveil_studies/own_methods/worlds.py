@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import ZCDP, Ledger, MetricDP, MetricGDP, Release, total
-from fedveil.engines import ClientParty, ServerParty
+from fedveil.engines import ClientParty, RoundAnswers, ServerParty
 from fedveil.gdp import rounded_up
 from fedveil.layout import Layout
 from fedveil.mechanisms import NoSource, ReproducibleSource, Source
@@ -217,7 +217,7 @@ def served(
         server = server_of(side, d, source, state=state, publishing=publishing)
         models, metrics = list[Tensor](), list[float]()
         for number in range(1, 1 + rounds):
-            after, _ = server.combine(opened(d, planned, round_=number), replies)
+            after, _ = server.combine(opened(d, planned, round_=number), RoundAnswers(replies))
             models.append(after.models[0])
             if measured is not None:
                 published = server.publish(number, ("loss", "accuracy"), measured, torch.ones(n))

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import FedAdam
 
 from fedveil.accounting import Filter, Ledger, ParticipationFilter
 from fedveil.accounting.ledger import RUN_OF_SITES
+from fedveil.engines.answers import RoundAnswers
 from fedveil.engines.flower.records import write_broadcast
 from fedveil.engines.party import COMBINE, lacking_rounds
 from fedveil.engines.server import ServerParty
@@ -200,7 +201,7 @@ def test_a_server_opens_no_round_of_which_its_ledger_lacks_one_before():
     opened = party.open(torch.zeros(1, 6), 1, 6, 3)
     later = replace(opened, public=replace(opened.public, round=2))
     with pytest.raises(FieldError, match="ledgers"):
-        party.combine(later, {})
+        party.combine(later, RoundAnswers({}))
     strategy = FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, clients=3)
     grid = InProcessGrid(
         app(method=GLOBAL), [{"partition-id": i, "num-partitions": 3} for i in range(3)]

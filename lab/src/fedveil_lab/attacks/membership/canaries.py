@@ -32,7 +32,7 @@ from fedveil.accounting import (
     Release,
     total,
 )
-from fedveil.engines import ClientParty, Federation, ServerParty, Shared
+from fedveil.engines import ClientParty, Federation, RoundAnswers, ServerParty, Shared
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
@@ -46,6 +46,7 @@ from fedveil.methods import (
     PublicFacts,
     RecordDP,
     Refusal,
+    Releases,
     ServerSide,
     TrustedServer,
 )
@@ -138,11 +139,11 @@ def server_canaries(
     )
     for round_ in range(1, rounds + 1):
         weight, before = _weight(round_, contrast), broadcast.models[0]
-        replies = {
+        replies: dict[int, Releases] = {
             j: (Release("model", before + (weight > 0) * update),)
             for j, update in enumerate(updates)
         }
-        broadcast, _ = server.combine(broadcast, replies)
+        broadcast, _ = server.combine(broadcast, RoundAnswers(replies))
         scores += weight * (broadcast.models[0] - before)
     return CanaryRun.of(
         scores, inside, total(e.spend.guarantee for e in server.ledger.entries), delta
