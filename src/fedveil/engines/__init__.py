@@ -1,4 +1,4 @@
-"""Engines: they move the tensors, keep the state and write the ledgers."""
+"""Engines: they carry models between server and clients, keep the state of a run and write the ledgers."""
 
 from fedveil.engines.answers import Collected as Collected
 from fedveil.engines.answers import RoundAnswers as RoundAnswers

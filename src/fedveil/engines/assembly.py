@@ -1,4 +1,4 @@
-"""Assembly of a federation: its method, first models, cohorts, and the releases of a trained client."""
+"""Steps of building a federation: its method, first models, learner and cohorts; and the releases of a trained client."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ AnyMethod = str | Aggregator | methods.ServerSide | methods.ClientSide | methods
 
 
 def resolve_method(given: AnyMethod | None) -> methods.Method:
-    """Return both sides of a method from any form that `Federation` accepts.
+    """Return a method with its server and client side, from any form that `Federation` accepts.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def resolve_method(given: AnyMethod | None) -> methods.Method:
 def client_sides_of(
     method: methods.Method, sides: Mapping[int, methods.ClientSide], clients: int
 ) -> dict[int, methods.ClientSide]:
-    """Check clients' own parameters of a method.
+    """Return clients' own parameters of a method, by partition, after checking that they fit the method.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def initial_broadcast(
     buffers: Buffers,
     initial: Tensor | None,
 ) -> tuple[nn.Module, Tensor]:
-    """Build the architecture and the first models [k, d]."""
+    """Build the model and the first hypotheses [k, d]."""
     if isinstance(model, nn.Module):
         built = [model]
         if k > 1 and initial is None:
@@ -129,7 +129,7 @@ def _built(make: Callable[[], nn.Module], seed: int, j: int) -> nn.Module:
 
 
 def several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:
-    """Make first hypotheses [k, d]: the start [d], then copies with the entries of each array shuffled."""
+    """Make first hypotheses [k, d] from a start [d]: the start, then copies with the entries of each array shuffled."""
     starts = [start]
     for j in range(1, k):
         generator = torch.Generator().manual_seed(keyed_seed("hypothesis", seed, j))
@@ -147,7 +147,7 @@ def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTra
     Raises
     ------
     FieldError
-        If both name different terms.
+        If local training already has another proximal term.
     """
     rule = method.server.rule
     if not isinstance(rule, FedProx):
@@ -160,7 +160,7 @@ def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTra
 
 
 def with_local_rate(method: methods.Method, local: LocalTraining) -> methods.Method:
-    """Return the method with the learning rate of local training for a secure sum's server step, unless it has one."""
+    """Give a secure sum's server step the learning rate of local training, unless the method has one."""
     server = method.server
     if not isinstance(server, methods.SecureSum) or server.lr is not None:
         return method
@@ -195,12 +195,12 @@ def learner_of(
 
 
 def cohort_size(given: int | None, clients: int, method: methods.Method) -> int:
-    """Return the number of clients in a round; all clients unless a number is given.
+    """Return the number of clients in a round: the given one, or all clients.
 
     Raises
     ------
     FieldError
-        If there are fewer clients, or the method's promise does not hold for such a cohort.
+        If the number exceeds that of the clients, or the method's promise does not hold for such a cohort.
     """
     size = require_count("clients_per_round", clients if given is None else given)
     if size < clients and method.server.relation == "add/remove":
@@ -215,7 +215,7 @@ def cohort_size(given: int | None, clients: int, method: methods.Method) -> int:
 
 
 def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:
-    """Draw a round's cohort without replacement, the same under every engine; ascending like `partitions`."""
+    """Draw a round's cohort from `partitions` without replacement, in their order; the same under every engine."""
     if size > len(partitions):
         raise FieldError("clients_per_round", size, f"there are only {len(partitions)} clients")
     if size == len(partitions):
@@ -232,7 +232,7 @@ def require_success(round_: int, trained: Sequence[int], zeroed: Mapping[int, st
 
 
 def client_releases(learned: Learned) -> methods.Releases:
-    """Return the releases of a trained client before any protection."""
+    """Return a trained client's releases in plain form: model, number of examples and metrics before any protection."""
     trained = learned.trained
     if trained.total is not None:
         return (Release("sum", trained.total),)
@@ -245,14 +245,14 @@ def client_releases(learned: Learned) -> methods.Releases:
 
 @lru_cache(maxsize=4096)  # saves 4% of a round of many small clients
 def _number(count: int) -> Tensor:
-    """Return a count as a 0-d tensor; it is shared, as nobody writes into releases."""
+    """Return a count as a 0-d tensor. Equal counts share one tensor, as nobody changes a release in place."""
     return torch.tensor(float(count), dtype=torch.float64)
 
 
 def client_facts(
     broadcast: methods.Broadcast, layout: Layout, learned: Learned
 ) -> methods.ClientFacts:
-    """Collect the facts of a trained client's method."""
+    """Collect the facts that a trained client's method needs to protect its result."""
     return methods.ClientFacts(
         broadcast=broadcast,
         layout=layout,

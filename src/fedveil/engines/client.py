@@ -1,4 +1,4 @@
-"""Client of a federation, the same under every engine.
+"""Client side of a federation: decide about a round, protect the result of training, record its cost. Used by all engines.
 
 Under local trust the server is the adversary. Everything that needs no data is checked first, and refused openly. After
 that the client always answers: a failure becomes a zero update, which the method protects like any other. Under every
@@ -58,7 +58,7 @@ ZERO = "zero"  # key of the stream for zero updates, as noise drawn in a failed 
 
 
 class ClientParty(Party):
-    """One client of a federation.
+    """One client of a federation, with its method, ledger, budget and policy.
 
     Under central trust its side of the method changes nothing, draws nothing and spends nothing. Its ledger then counts
     participations only if it has a filter or a policy, or reports a choice among hypotheses.
@@ -66,7 +66,7 @@ class ClientParty(Party):
     Parameters
     ----------
     method : Method
-        Method, of which the client side is used.
+        Method of the federation; the party runs its client side.
     layout : Layout
         Layout of the model.
     ledger : Ledger
@@ -83,8 +83,8 @@ class ClientParty(Party):
     state : optional
         State from which to resume.
     kept : tuple of (int, Releases)
-        Last round and its releases, which are sent again if that round is repeated. Under a trusted sum: the last
-        answered round, without releases.
+        Last answered round and its releases; they are sent again if the server repeats that round. Under a trusted sum
+        the releases are left out.
     store : callable
         Function that makes a ledger line durable.
     trainer : PrivateTrainer, optional
@@ -99,7 +99,7 @@ class ClientParty(Party):
     kept : tuple of (int, Releases)
         Same as the parameter, after the last answer.
     failure : Exception, optional
-        Error because of which the last answer was a zero update. It is for the client's own log, and never leaves.
+        Error that made the last answer a zero update. It is for the client's own log, and never leaves.
     left_out : str
         Text for the client's own log if the receipt in the last broadcast lacks a share of this client; else empty.
     """
@@ -199,11 +199,11 @@ class ClientParty(Party):
         return None
 
     def seal(self, round_: int) -> str:
-        """Return the seal that the answer to a round's last question needs for its receipt; empty without receipts."""
+        """Return the seal for the receipt of the last answer in this round; empty without receipts."""
         return seal_of(self.ledger.find(self._key(round_)))
 
     def forecast_round(self, broadcast: Broadcast) -> Refusal | None:
-        """Admit a round and record its quoted cost without answering it, to forecast the promise of a run.
+        """Admit a round and record its quoted cost without training, to forecast the promise of a run.
 
         Returns
         -------
@@ -226,13 +226,13 @@ class ClientParty(Party):
             self._commit(self._entry(broadcast.public, 0, self._quoted))
 
     def training_source(self, round_: int) -> Source:
-        """Return the randomness of noise inside training for the next attempt."""
+        """Return the randomness for noise inside training in the current attempt at a round."""
         if self._question is not None and self._site is not None:
             return self._site.key.source(self._question.digest).child("train")
         return self.stream(round_, "train")
 
     def stream(self, round_: int, purpose: str = PROTECT) -> Source:
-        """Return the randomness of a round's release; a reproducible source gives the same stream every time."""
+        """Return the randomness for a purpose in a round; a reproducible source always gives the same stream."""
         known = self.ledger.find((round_, PROTECT))
         return self._source.child(
             self.ledger.party, round_, purpose, 0 if known is None else known.attempt
@@ -277,7 +277,7 @@ class ClientParty(Party):
         Raises
         ------
         FieldError
-            For anything else, as a model that left here would be in no ledger.
+            For any other kind of release: a model that left here would be in no ledger.
         """
         kinds = {release.kind for release in releases} - {"metric", "count"}
         if kinds:
@@ -289,7 +289,7 @@ class ClientParty(Party):
         return self.method.client.protect(releases, facts, self.state, NoSource()).releases
 
     def _key(self, round_: int) -> tuple[int, str]:
-        """Return the key of a release in the ledger."""
+        """Return the key of this round's release in the ledger."""
         return release_key(round_, self._question)
 
     def _asked(self, site: Site, broadcast: Broadcast) -> SumContext | None:
@@ -305,7 +305,7 @@ class ClientParty(Party):
         return self.method.noisy.question(broadcast, self.layout)
 
     def _rehearse(self, broadcast: Broadcast) -> None:
-        """Protect a zero update as a test, so that a configuration that cannot protect is refused before data are touched."""
+        """Protect a zero update as a test, to refuse a configuration that cannot protect before data are touched."""
         if self._local and id(self.method.client) not in self._rehearsed:
             self._zero(broadcast, ReproducibleSource(0))
             self._rehearsed.add(id(self.method.client))
@@ -419,7 +419,7 @@ class ClientParty(Party):
         return self._protect((Release("model", model),), facts, source)
 
     def _received(self, public: PublicFacts, required: bool) -> tuple[Receipt | None, str]:
-        """Check the receipt in a broadcast; none if the client trusts the server."""
+        """Return the receipt in a broadcast after checking it; None if the client trusts the server."""
         if not self._local:
             return None, ""
         return require_receipt(public, self.ledger.entries, required)

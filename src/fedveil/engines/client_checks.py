@@ -1,4 +1,4 @@
-"""Checks of a client before data are touched: the broadcast, a secure sum's question, a composed promise."""
+"""Checks of a client before data are touched: of the broadcast, of a secure sum's question, of the planned rounds."""
 
 import math
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def require_question(question: SumContext, public: PublicFacts, site: Site, ledg
     Raises
     ------
     FieldError
-        For such a question. The server must not learn the text.
+        If the question is not allowed. The server must not learn the text.
     """
     site.require(question)
     if public.terms != question.terms.text:
@@ -78,7 +78,7 @@ def require_question(question: SumContext, public: PublicFacts, site: Site, ledg
 
 
 def all_made(made: Sequence[Entry], rounds: int) -> bool:
-    """Whether a composed promise over so many rounds has no release left."""
+    """Whether a client has made all releases of a promise that was composed over this many rounds."""
     shares = [1 / rounds]
     for entry in made:
         if entry.key[1] == PROTECT and entry.attempt == 0 and entry.rounds:
@@ -87,7 +87,7 @@ def all_made(made: Sequence[Entry], rounds: int) -> bool:
 
 
 def dearer(spend: Spend, quoted: Spend) -> bool:
-    """Whether a spend is worse than the quote that was charged to filters."""
+    """Whether a spend costs more than its quote, by which filters were charged."""
     if (spend.charge or 0.0) > (quoted.charge or 0.0) or (spend.leakage or 0.0) > (
         quoted.leakage or 0.0
     ):

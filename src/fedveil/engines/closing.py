@@ -1,7 +1,8 @@
 """Closing of a data set's lifetime ledger; the next ledger begins with all past costs.
 
-The order is archive, head, ledger, head. Before the new ledger replaces the old one, the head announces it. So after a
-crash the ledger is either the old or the new one, and the head knows both. Nothing is released from the old one again.
+Four files are written in this order: archive, head, new ledger, head. Before the new ledger replaces the old one, the
+head announces it. So after a crash the ledger is either the old or the new one, and the head knows both. No release of
+the old ledger is sent again.
 """
 
 import hashlib
@@ -55,11 +56,11 @@ class Closed:
 def close_ledger(
     folder: str | Path, dataset: str | int, by: str, *, archive: str | Path, head: str | Path | None
 ) -> Closed:
-    """Close the lifetime ledger of a data set, and begin the next one, which carries all past costs.
+    """Close the lifetime ledger of a data set, and begin the next one with all past costs.
 
-    Every line and the head are checked first. The first line of the new ledger has each cost with the number of times
-    it was paid, the declared budget, and the digest of the closed ledger. So budgets and policies continue to count.
-    From then on a run in progress is refused. A key of secure sums stays bound to the closed ledger.
+    Every line and the head are checked first. The first line of the new ledger has each cost with its number of
+    payments, the declared budget, and the closed ledger's digest. So budgets and policies continue to count. A run in
+    progress is refused from then on. A key of secure sums stays bound to the closed ledger.
 
     Parameters
     ----------
@@ -135,7 +136,7 @@ def require_closed(path: Path, closed: Path) -> None:
 
 
 def _archived(folder: Path, path: Path, content: bytes) -> Path:
-    """Copy a ledger's bytes into the archive, which may hold them already from a closing that did not finish."""
+    """Copy a ledger's bytes into the archive. They may be there already, from a closing that did not finish."""
     kept = folder / path.name
     if folder.resolve() == path.parent:
         raise FieldError("archive", str(folder), "must be another folder than the ledger's")

@@ -1,4 +1,4 @@
-"""Decisions of a node about messages, for its operator's log: the rule that refused, or the cost of a release."""
+"""Decisions of a node about messages, for its operator's log: the rule behind a refusal, or the cost of a release."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def note_decision(**facts: Any) -> None:
 
 
 def note_verdict(verdict: Any, ledger: Ledger, policy: Policy | None) -> None:
-    """Record the decision on a round: the rule that refuses it, or the past cost beside each limit."""
+    """Note the decision on a round: the rule that refuses it, or each limit with the past cost."""
     if isinstance(verdict, Refusal):
         note_decision(verdict="refused", **why(verdict.reason))
         return
@@ -46,5 +46,5 @@ def note_verdict(verdict: Any, ledger: Ledger, policy: Policy | None) -> None:
 
 
 def why(reason: str) -> dict[str, str]:
-    """Return a reason, and the policy's key that it comes from; "" if it comes from no key."""
+    """Return the text of a reason and its key in the policy, "" if it has none."""
     return {"rule": reason.rule if isinstance(reason, Denied) else "", "why": str(reason)}

@@ -1,4 +1,4 @@
-"""Client of a deployed run: its settings, and its party with the ledger, opened for one message."""
+"""Client of a deployed run: its settings, its memory between messages, and its party with the opened ledger."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,12 +29,12 @@ CAPS: dict[str, Callable[[Any], SpendFilter]] = {
 
 @dataclass(frozen=True)
 class Settings(Parameters):
-    """Settings of one client's protection.
+    """Settings of one client's protection: method, policy, ledger, budget and keys.
 
     Attributes
     ----------
     ledger : str, optional
-        Folder of the lifetime ledger, or `RUN` (the default).
+        Folder of the lifetime ledger, or `RUN` (the default) for a new ledger in each run.
     head : str, optional
         Folder of the ledger's head and of its key.
     dataset : str
@@ -42,11 +42,11 @@ class Settings(Parameters):
     rounds : int, optional
         Number of rounds to which the client agreed.
     budget : SpendFilter, optional
-        Fresh filter; it is charged with the ledger.
+        Fresh filter; it is charged with the ledger's entries.
     site : Site, optional
         Key and terms of the client in secure sums.
     ledgers : callable, optional
-        ``party -> (Ledger, LineStore)``, for ledgers in another place.
+        Function ``party -> (Ledger, LineStore)``, for ledgers that are stored elsewhere.
     """
 
     partition: int
@@ -67,13 +67,13 @@ def with_budget(
 ) -> Settings:
     """Return the settings with a budget: the given one, one of the `caps`, or the method's if the client trains.
 
-    A cap that is not set is None.
+    `caps` are the configured limits by name; a limit that is not set is None.
 
     Raises
     ------
     FieldError
-        If there are several budgets, secure noise without a ledger, or a lifetime ledger without a head; `where` tells
-        where to name them.
+        If there are several budgets, secure noise without a ledger, or a lifetime ledger without a head. `where` is the
+        text that says where to name them.
     """
     method, policy, budget = given.method, given.policy, given.budget
     if policy is not None and policy.node is not None:
@@ -119,7 +119,7 @@ class ClientMemory(ABC):
 
     @abstractmethod
     def load(self, fresh: Any) -> Any:
-        """Return the method's state; `fresh` is returned if there is none, and tells its kind."""
+        """Return the saved state of the method, of the same kind as `fresh`; `fresh` itself if none was saved."""
 
     @abstractmethod
     def kept(self) -> tuple[int, Releases]:
@@ -127,7 +127,7 @@ class ClientMemory(ABC):
 
     @abstractmethod
     def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
-        """Save the method's state, and the releases that left."""
+        """Save the method's state and the last round with its releases."""
 
 
 def require_known(ledger: Ledger, lines: Sequence[str]) -> None:
@@ -155,7 +155,7 @@ def require_known(ledger: Ledger, lines: Sequence[str]) -> None:
 def opened_ledger(
     memory: ClientMemory, settings: Settings, run: str
 ) -> Iterator[tuple[Ledger, LineStore]]:
-    """Open a client's ledger and its line store; no other process can use the ledger meanwhile."""
+    """Open a client's ledger and its line store for this context; other processes cannot use the ledger meanwhile."""
     if settings.ledgers is not None:
         ledger, keep = settings.ledgers(str(settings.partition))
         require_known(ledger, memory.lines)
@@ -186,7 +186,7 @@ def opened(
     run: str,
     trainer: PrivateTrainer | None = None,
 ) -> Iterator[ClientParty]:
-    """Open the party of a client, with its ledger."""
+    """Open a client's ledger and make its party, for this context."""
     with opened_ledger(memory, settings, run) as (ledger, store):
         method = settings.method
         yield ClientParty(
@@ -205,7 +205,7 @@ def opened(
 
 
 def disagreement(public: PublicFacts, rounds: int | None) -> Refusal | None:
-    """Return a refusal if the client agreed to another number of rounds, else None."""
+    """Refuse a round of a run whose planned number of rounds is not the client's; None if they agree."""
     if rounds is not None and public.rounds != rounds:
         return Refusal(f"the client agreed to {rounds} rounds, the server plans {public.rounds}")
     return None
@@ -219,7 +219,7 @@ def answer(
     train: Callable[[], tuple[Releases, ClientFacts]],
     warnings: Warnings | None = None,
 ) -> Releases:
-    """Train an admitted client, protect and commit the result, and save the releases.
+    """Answer a round for an admitted client: train, protect, record the cost, save and return the releases.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def answer(
     broadcast : Broadcast
         Broadcast of the admitted round.
     admitted : Releases, optional
-        Releases that left in this round before; they leave again without training.
+        Releases that were sent in this round before; they are sent again without training.
     train : callable
         Function that returns the trained releases and their facts. Under local trust an error in it becomes a zero
         update.

@@ -1,6 +1,6 @@
 """Clients and server of a run in one process.
 
-`Cohort` is the courier between them: it asks clients, trains those that take part, and lets each protect its releases.
+`Cohort` is the courier between them: it asks clients, trains those that take part, and has each protect its releases.
 `ObservedServer` opens and combines the rounds. It also warns the experimenter of problems that no deployed party could
 see.
 """
@@ -32,7 +32,7 @@ from fedveil.secure import PublicKey
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """Cohort that was asked, before any client trains.
+    """Cohort of a round after each client was asked, and before any client trains.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Asked:
     refused : dict of int to str
         Clients that declined, with the reason.
     answered : dict of int to Releases
-        Clients that need not train, because they answered the round before or their process died in it.
+        Clients that need not train, because they answered this round before, or their process died in it.
     """
 
     broadcast: Broadcast
@@ -59,7 +59,7 @@ class Asked:
 
 
 class Cohort:
-    """Courier in one process: asks clients, trains those that take part, and lets each protect its releases.
+    """Courier in one process: asks clients, trains those that take part, and has each protect its releases.
 
     Parameters
     ----------
@@ -70,16 +70,16 @@ class Cohort:
     warnings : Warnings
         Receiver of warnings about the training.
     lookers : sequence
-        Probes that look at single models; with a probe, all models are kept.
+        Probes that read single models; if there are any, all models are kept.
     workers : int
         Number of training threads; with several, the server's noise is drawn in parallel.
 
     Attributes
     ----------
     asked : Asked, optional
-        Cohort that was asked last.
+        Last cohort, as it was asked.
     local : bool
-        Whether clients protect themselves.
+        Whether clients protect themselves, because the server is not trusted.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Cohort:
         self._learned: Sequence[Learned | Exception] | None = None
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """Return the whole cohort, as all clients can be reached."""
+        """Return the whole cohort with their public keys for a secure sum (else None); all clients can be reached."""
         keys = self.parties.site_keys.roster(cohort)
         if not keys:
             return dict.fromkeys(cohort)
@@ -153,11 +153,11 @@ class Cohort:
         return self.asked.task
 
     def learned(self, outcomes: Sequence[Learned | Exception]) -> None:
-        """Take the results of the cohort's training, if it was trained together with others."""
+        """Receive the results of the cohort's training, if it was trained together with other federations."""
         self._learned = outcomes
 
     def collect(self) -> Collected:
-        """Train the clients that take part, and let each protect its releases."""
+        """Train the clients that take part, and have each protect its releases."""
         assert self.asked is not None  # a cohort was asked
         asked, learned = self.asked, self._learned
         if learned is None:
@@ -189,7 +189,7 @@ class Cohort:
                 raise
 
     def _adds(self, broadcast: Broadcast, clients: int) -> bool:
-        """Whether the models of so many clients would be added on arrival."""
+        """Whether the models of this many clients would be added to a sum on arrival."""
         if not self._alone():
             return False
         cohort, state = broadcast.public.cohort, self._server.state
@@ -199,7 +199,7 @@ class Cohort:
         )
 
     def again(self, answers: Collected) -> list[int]:
-        """Return the remaining clients of a secure sum that lacks a client, as the sum is over all asked clients."""
+        """Return the remaining clients of an incomplete secure sum, to be asked again: a sum is over all asked clients."""
         assert self.asked is not None  # a cohort was asked
         asked = self.asked
         if not self.parties.site_keys:
@@ -241,7 +241,7 @@ class Cohort:
     def answer(
         self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected
     ) -> None:
-        """Add the reply of each client that was asked to train, by partition."""
+        """Add the reply of each client that trained, from its result in `outcomes` (by partition), to the answers."""
         for partition, outcome in outcomes.items():
             self.reply(partition, outcome, asked.broadcast, answers)
 
@@ -280,7 +280,7 @@ class Cohort:
         return learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
 
     def _adding(self, asked: Asked) -> Asked:
-        """Let each model be added to the sum after its training, if the server side needs only the sum."""
+        """Add each model to the sum directly after its training, if the server side needs only the sum."""
         if not self.may_add(asked):
             return asked
         task, public = asked.task, asked.broadcast.public
@@ -300,7 +300,7 @@ class Cohort:
     def _look_at(
         self, asked: Asked, learned: Sequence[Learned | Exception], answers: Collected
     ) -> None:
-        """Warn of problems that clients alone would see; the experimenter holds all clients, and may look at each."""
+        """Warn of problems that only clients could see; in one process the experimenter may look at each client."""
         models = [one.model for one in _with_examples(learned)]
         if not models:
             return
@@ -328,7 +328,7 @@ class Adding:
         self._open = {partition: place for place, partition in enumerate(partitions)}
 
     def __call__(self, key: Key, outcome: Trained | Exception) -> Trained | Exception:
-        """Add the model of the client with this key; a model that no sum accepts is kept, for the server to refuse."""
+        """Add the model of the client with this key to the sum; keep one that cannot be added, so that the server refuses it."""
         place = self._open.pop(key[2])
         if isinstance(outcome, Exception):
             self.running.take(place, None)
@@ -342,21 +342,21 @@ class Adding:
         return replace(outcome, model=torch.empty(0))
 
     def end(self) -> RunningSum:
-        """Return the sum of the models so far, without waiting for others."""
+        """Close the sum over the models that have arrived, and return it."""
         for place in self._open.values():
             self.running.take(place, None)
         return self.running
 
 
 class ObservedServer:
-    """Server of a run in one process, which also warns the experimenter.
+    """Server of a run in one process that also warns the experimenter of likely problems.
 
     Parameters
     ----------
     server : ServerParty
         Server that opens and combines the rounds.
     parties : Parties
-        Parties of all clients; their ledgers tell why no client is left.
+        Parties of all clients; if no client is left, their ledgers give the reason.
     warnings : Warnings
         Receiver of warnings.
     """
@@ -377,16 +377,16 @@ class ObservedServer:
         roster: Sequence[PublicKey] = (),
         attempt: int = 0,
     ) -> Broadcast:
-        """Open a round."""
+        """Warn about the plan, and open a round; see `ServerParty.open`."""
         self._warnings.planned(rounds, cohort)
         broadcast = self._server.open(models, round_, rounds, cohort, roster, attempt)
         return self._server.receipted(broadcast)
 
     def asked(self, answers: Collected) -> None:
-        """Record nothing, as the clients' ledgers are in this process."""
+        """Do nothing, as the clients' ledgers are in this process."""
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
-        """Combine a round, and look at the replies."""
+        """Combine a round and warn about the replies; see `ServerParty.combine`."""
         require_success(broadcast.public.round, answers.trained, answers.zeroed)
         report = dict[str, float]()
         arrived = list(answers.replies.values())  # `combine` drops its replies if it fails
@@ -402,7 +402,7 @@ class ObservedServer:
 
 
 def _with_examples(learned: Sequence[Learned | Exception]) -> list[Trained]:
-    """Return the results that were trained on at least one example."""
+    """Return the training results of clients that have at least one example."""
     own = [one.trained for one in learned if isinstance(one, Learned)]
     return [trained for trained in own if trained.examples]
 

@@ -1,4 +1,4 @@
-"""Embedded engine: a whole federation in one process."""
+"""A whole federation in one process, for experiments: the embedded engine."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -40,13 +40,13 @@ from fedveil.wrapped import COMPILED, uncompiled
 
 
 class Federation:
-    """Train one model over clients that do not share their data, in one process.
+    """Train one model on the data of several clients, with a privacy method, all in one process.
 
     Parameters
     ----------
     model : torch.nn.Module or callable
-        Model, whose parameters start the run; or a function without arguments that builds one. Several hypotheses need
-        a function, as each is built with its own seed.
+        Model whose parameters start the run, or a function without arguments that builds one. Several hypotheses need a
+        function, as each is built with its own seed.
     clients : sequence of ClientData or of tuples of tensors or arrays
         ``(x, y)`` or ``(x, y, test_x, test_y)`` for each client.
     method : str, Aggregator, ServerSide, ClientSide, Method or PerClient, optional
@@ -69,9 +69,9 @@ class Federation:
     evaluation : Evaluation, optional
         Metrics, their publication, and early stopping.
     behaviours : mapping of int to Behaviour, optional
-        Malicious clients, by partition.
+        Behaviour of malicious clients, by partition.
     execution : Execution, optional
-        Execution of the run: trainer, threads, and place of the ledgers.
+        Trainer, threads, and place of the ledgers.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class Federation:
     def _build_model(
         self, model: nn.Module | Callable[[], nn.Module], shared: Shared, compiled: list[str]
     ) -> nn.Module:
-        """Build the model and the first hypotheses [k, d]; `compiled` gets a line if the model was compiled."""
+        """Build the model and the first hypotheses [k, d]; a warning about a compiled model is added to `compiled`."""
         plain = uncompiled(model, partial(compiled.append, COMPILED))
         hypotheses = self.method.server.hypotheses
         module, starts = assembly.initial_broadcast(
@@ -177,7 +177,7 @@ class Federation:
         )
 
     def _make_server(self, budgets: Budgets, evaluation: Evaluation, public_data: Any) -> None:
-        """Make the server, with its ledger and its use of public data."""
+        """Make the server, with its ledger and a scorer and trainer on the public data."""
         scorer = tutor = None
         if public_data is not None:
             public = as_client(public_data, "public_data")
@@ -204,7 +204,7 @@ class Federation:
         return Validators(rule, self.parties, self.server, partial(self.warnings.say, "validation"))
 
     def _connect(self) -> None:
-        """Give the loop its courier: the clients of this process, unless the execution brings another."""
+        """Make the loop over rounds, with this process's clients as courier unless `execution` names another courier."""
         make: Callable[..., Cohort] = Cohort
         if self.behaviours:
             make = partial(MaliciousCohort, behaviours=self.behaviours)
@@ -224,7 +224,7 @@ class Federation:
 
     @property
     def own_buffers(self) -> frozenset[str]:
-        """Names of the statistics and counters that each client keeps."""
+        """Names of the statistics and counters (buffers) that each client keeps for itself."""
         names = {name for name, _ in self.learner.model.named_buffers()}
         return frozenset(names & set(self.layout.kept))
 
@@ -236,7 +236,7 @@ class Federation:
     def run(
         self, rounds: int | None = None, on_round: Callable[[RoundRecord], None] | None = None
     ) -> History:
-        """Train until `rounds` rounds are done.
+        """Train until `rounds` rounds are done in total, and return their records.
 
         Parameters
         ----------
@@ -274,26 +274,26 @@ class Federation:
         return self.history(records, stopped or self.stopped)
 
     def rounds(self, rounds: int) -> Iterator[RoundRecord]:
-        """Do one round after another, up to `rounds` in all, or until `stopped`."""
+        """Yield the record of each further round, up to `rounds` in total or until `stopped`."""
         rounds = require_rounds("rounds", rounds)
         while self.round < rounds and not self.stopped:
             self.begin(rounds)
             yield self.end()
 
     def begin(self, rounds: int) -> None:
-        """Open the next of `rounds` rounds and ask its cohort, before any client trains.
+        """Open the next of `rounds` rounds, and ask each client of its cohort whether it takes part.
 
         Raises
         ------
         BudgetError
-            If the round has a trusted sum that must not be made again.
+            If the round's trusted sum was already released and must not be made again.
         """
         self._began = perf_counter()
         number = self.round + 1
         self._loop.begin(self.models, number, rounds, self.cohort_size, self.cohort(number))
 
     def end(self) -> RoundRecord:
-        """Collect the cohort's answers, combine, measure, publish, and show the round to the probes.
+        """Finish the round: train, combine, measure, publish, and pass the record to the probes.
 
         Raises
         ------
@@ -301,7 +301,7 @@ class Federation:
             If no reply can be used, or every client that trained failed. (A real server under local trust could not see
             the latter.)
         BudgetError
-            If that is because clients have used up their budgets.
+            If no reply can be used because clients have used up their budgets.
         """
         answers, self.models, log = self._loop.end()
         self.round = log.number
@@ -335,14 +335,14 @@ class Federation:
         return self.validators.validate(self.models, self.round)
 
     def _trained_on(self, public: ClientData, model: Tensor, round_: int) -> Tensor:
-        """Train a model [d] on public data as a client would, with a key that no client has."""
+        """Train a model [d] on public data as a client would, with random numbers of its own (partition -1)."""
         (learned,) = self.learner.learn(model[None], [public], [(self.seed, round_, -1)])
         if isinstance(learned, Exception):
             raise learned
         return learned.trained.model
 
     def cohort(self, round_: int) -> list[int]:
-        """Draw a round's cohort, ascending; keyed by seed and round."""
+        """Draw the partitions of a round's cohort, ascending; they depend only on seed and round."""
         return assembly.draw_cohort(self.seed, round_, range(len(self.clients)), self.cohort_size)
 
     def party(self, partition: int) -> ClientParty:
@@ -350,7 +350,7 @@ class Federation:
         return self.parties.party(partition)
 
     def evaluate(self) -> tuple[list[Figures], Figures | None]:
-        """Measure the current models on the clients' held-out examples; each client uses the hypothesis that fits best."""
+        """Measure the current models on held-out examples: metrics of each client (with its best hypothesis), and pooled."""
         return self.parties.evaluate(self.models, self.metrics)
 
     def books(self) -> dict[str, Ledger]:
@@ -393,15 +393,15 @@ class Federation:
     ) -> None:
         """Continue from a checkpoint; `best` is the state of early stopping, if there is one.
 
-        `lines` is the number of lines of each ledger at that time, by party. Without it, a client whose ledger lacks a
-        round must be one that declines.
+        `lines` is the number of lines of each ledger at that time, by party. Without it, a ledger may lack a round only
+        if its client would decline the round.
 
         Raises
         ------
         FieldError
-            If the checkpoint is of another model, or lacks a ledger, so that a budget would start over.
+            If the checkpoint is of another model. Also if a ledger is missing, because a budget would start over.
         LedgerError
-            If the models differ from those that the server released in that round.
+            If the models are not the released ones of that round in the server's ledger.
         """
         if models.shape != self.models.shape or models.dtype != self.models.dtype:
             raise FieldError(
@@ -433,7 +433,7 @@ class Federation:
         self._connect()
 
     def _all_books(self) -> dict[str, Ledger]:
-        """Return all ledgers, those of validation clients included."""
+        """Return all ledgers, also those of validation clients, by name."""
         if self.validators is None:
             return self.books()
         return {**self.books(), **self.validators.books()}

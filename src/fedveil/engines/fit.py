@@ -1,4 +1,4 @@
-"""Checks of clients' data before training: they must be alike, and fit the model and the loss."""
+"""Checks of clients' data before training: data of all clients must be alike, and fit the model and the loss."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from fedveil.learning.objective import named, require_paired, shape_fix, void_la
 
 
 def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
-    """Describe which clients hold the same examples, in any order: a promise for one does not cover the others' releases."""
+    """Describe the clients that hold the same examples in any order: one client's promise does not cover both releases."""
     found: dict[tuple[object, ...], list[int]] = {}
     for i, client in enumerate(clients):
         if client.examples > 1 and not isinstance(
@@ -47,7 +47,7 @@ def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
 
 
 def _same_as_first(clients: Sequence[ClientData]) -> list[int]:
-    """Return the positions of the clients with the same examples as the first one, in any order, the first included."""
+    """Return the positions of all clients with the same examples as the first client, which is included."""
     first, places = clients[0], [0]
     sought: Counter[bytes] = Counter()
     for place, client in enumerate(clients[1:], start=1):
@@ -70,7 +70,7 @@ def _counted(client: ClientData) -> Counter[bytes]:
 
 
 def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData]:
-    """Read all clients' data, and refuse a client whose examples differ in shape or kind, as it would always fail.
+    """Convert all clients' data to `ClientData`, and refuse a client with examples of another shape or kind.
 
     Raises
     ------
@@ -130,12 +130,12 @@ def _kind(value: Tensor) -> str:
 
 
 def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> None:
-    """Try two examples on the model and the loss, and refuse a mismatch before training.
+    """Try the model and the loss on two examples, and refuse data that do not fit them.
 
     Raises
     ------
     FieldError
-        For a mismatch; the text tells how to change x or y if that is known.
+        For data that do not fit; the text says how to change x or y, if that is known.
     """
     found = _first_with_examples(clients)
     if found is None:
@@ -165,7 +165,7 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
 
 
 def _input_refusal(error: Exception, module: nn.Module, x: Tensor, i: int) -> FieldError:
-    """Return the refusal of a client's examples by the model, with a probable fix."""
+    """Return the error for examples that the model does not accept, with a probable fix."""
     if "not tuple" in str(error):
         accepted = "a layer such as nn.GRU answers with a tuple, and the next one takes a tensor: in a forward method "
         accepted += "of yours, write out, _ = self.gru(x)"
@@ -179,7 +179,7 @@ def _input_refusal(error: Exception, module: nn.Module, x: Tensor, i: int) -> Fi
 
 
 def _require_classes(output: Tensor, y: Tensor, clients: Sequence[ClientData], i: int) -> None:
-    """Refuse one-hot labels and classes without an output of the model; warn of a softmax at the model's end."""
+    """Refuse one-hot labels, and classes beyond the model's outputs. Warn of a softmax at the model's end."""
     if _one_hot(y) and y.shape == output.shape:
         raise FieldError(
             f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)"
@@ -202,7 +202,7 @@ def _require_classes(output: Tensor, y: Tensor, clients: Sequence[ClientData], i
 def _require_no_negative(
     clients: Sequence[ClientData], loss: str | LossFunction, output: Tensor
 ) -> None:
-    """Refuse negative classes that the loss does not ignore."""
+    """Refuse negative classes, unless the loss ignores them."""
     for j, held in enumerate(clients):
         negative = held.y[(held.y < 0) & ~void_labels(loss, held.y, output.shape)]
         if len(negative):
@@ -212,7 +212,7 @@ def _require_no_negative(
 
 
 def _unlike_any_side(output: Tensor, y: Tensor) -> int:
-    """Return a number of rows that differs from the length of every other axis."""
+    """Return a number of rows unlike the length of every other axis, so that a mixed-up axis is noticed."""
     sides = (*output.shape[1:], *y.shape[1:])
     return next(count for count in (2, 3, 5, 7, 11, 13, 17, 19, 23) if count not in sides)
 
@@ -220,7 +220,7 @@ def _unlike_any_side(output: Tensor, y: Tensor) -> int:
 def _loss_refusal(
     error: Exception, loss: str | LossFunction, output: Tensor, y: Tensor, i: int
 ) -> FieldError:
-    """Return the refusal of a client's labels by the loss, with a probable fix."""
+    """Return the error for labels that the loss does not accept, with a probable fix."""
     name = named(loss)
     if "positional argument" in str(error):
         return FieldError("loss", name, f"{error}; write a function loss(outputs, y)")
@@ -240,7 +240,7 @@ def _loss_refusal(
 def require_pairs(
     module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction
 ) -> None:
-    """Refuse targets that the loss would compare with other examples' outputs; values of data are not used.
+    """Refuse targets whose shape makes the loss compare each output with all targets; values of data are not used.
 
     Raises
     ------
@@ -254,7 +254,7 @@ def require_pairs(
 
 
 def _outputs_on_made_up(module: nn.Module, like: ClientData) -> Sequence[int] | None:
-    """Return the shape of a model's outputs on two made-up examples of a client's shape; None if it accepts none."""
+    """Return the shape of a model's outputs on two made-up examples like a client's; None if the model accepts none."""
     inputs = Inputs.of(module)
     for x, _ in probes(like.x, 2):
         with (
@@ -270,7 +270,7 @@ def _outputs_on_made_up(module: nn.Module, like: ClientData) -> Sequence[int] | 
 def task_for(
     module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction
 ) -> TaskKind:
-    """Return the kind of task of the clients' labels under the loss, from the shape of a model's outputs."""
+    """Return the kind of task, from the clients' labels, the loss and the shape of the model's outputs."""
     found = _first_with_examples(clients)
     like = clients[0] if found is None else found[1]
     return task_of(like.y, loss, _outputs_on_made_up(module, like))
@@ -281,7 +281,7 @@ def _one_hot(y: Tensor) -> bool:
 
 
 def _input_hint(x: Tensor, module: nn.Module) -> str:
-    """Return a hint at inputs that would probably fit."""
+    """Suggest, for a refusal, a shape of inputs that would probably fit."""
     convolution = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if convolution is not None and x.dim() == 3:
         return "; images are [N, channels, height, width]: x[:, None]"

@@ -1,4 +1,4 @@
-"""Training and measuring: models, local training, choice of a hypothesis, layer scores, evaluation."""
+"""Training and evaluation: models, local training, choice of a hypothesis, layer scores, metrics."""
 
 from fedveil.learning.answers import METRICS as METRICS
 from fedveil.learning.answers import Answers as Answers

@@ -1,4 +1,4 @@
-"""Answers of a model together with the truth, in groups, and the registry of metrics that are computed from them."""
+"""A model's answers with the true labels, in groups, and the registry of metrics that are computed from them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,18 +25,18 @@ TASKS: tuple[TaskKind, ...] = ("classes", "labels", "values", "other")
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Answers of a model together with the truth, in n groups.
+    """A model's answers on M labels, with the true labels, in n groups such as clients.
 
     Attributes
     ----------
     task : {"classes", "labels", "values"}
-        Kind of labels: one class of several, several labels that each hold or do not, or numbers.
+        Kind of labels: one class of several, several labels that each hold or not, or numbers.
     outputs : ndarray
-        float64: logits [M, C] of M labels, or values [M].
+        float64: logits [M, C] of C classes or labels, or values [M].
     labels : ndarray
-        [M], int64 classes or float64 targets; [M, C] bool if several may hold. Void labels are left out.
+        [M], int64 classes or float64 targets; [M, C] bool if several labels may hold. Void labels are left out.
     losses : ndarray
-        [M], float64: squared error of each value, or the loss of each label if labels have one.
+        [M], float64: squared error of each value, or the loss of each label if the loss is a mean over labels.
     group : ndarray
         [M] int64, group of each label, ascending.
     counts : ndarray
@@ -45,7 +45,7 @@ class Answers:
         [M] int64, example of each label, ascending. An example has several labels if a model predicts a class for each
         pixel.
     asked : ndarray, optional
-        [n], requested loss of each group; by default the mean of `losses`.
+        [n], loss of each group by the loss that the user requested; by default the mean of `losses`.
     """
 
     task: TaskKind
@@ -63,7 +63,7 @@ class Answers:
 
     @cached_property
     def predicted(self) -> NDArray[Any]:
-        """Predicted classes [M], by the largest logit; if several labels may hold, the likely ones [M, C]."""
+        """Predicted classes [M] (largest logit); if several labels may hold, bool [M, C]: logits above 0."""
         if self.task == "labels":
             return np.asarray(self.outputs > 0)
         return np.asarray(np.argmax(self.outputs, axis=1))
@@ -102,7 +102,7 @@ class Answers:
         return chances.numpy()
 
     def joined(self, asked: Floats | None = None) -> "Answers":
-        """Return the same answers as one group, with the requested loss of all of them."""
+        """Return the same answers as one group; `asked` is the requested loss of this group, [1]."""
         return self._grouped(np.zeros(len(self.labels), np.int64), asked)
 
     def _grouped(
@@ -110,7 +110,7 @@ class Answers:
         group: NDArray[np.int64],
         asked: Floats | None = None,
     ) -> "Answers":
-        """Return the same answers in other groups; values that were computed label by label are kept."""
+        """Return the same answers in other groups; cached values of single labels (`_KEPT`) are not computed again."""
         counts = np.bincount(group) if len(group) else np.zeros(1, np.int64)
         other = replace(self, group=group, counts=counts, asked=asked)
         for name in _KEPT:
@@ -119,7 +119,7 @@ class Answers:
         return other
 
     def of_label(self, label: int) -> "Answers":
-        """Return the answers for one of several labels that may hold, as two classes; class 1 means that it holds."""
+        """Return the answers for one of several labels as two classes; class 1 means that the label holds."""
         yes = self.outputs[:, label]
         return replace(
             self,
@@ -136,7 +136,7 @@ class Answers:
         return self._grouped(image)
 
     def of_images(self, share: "MetricFunction") -> Floats:
-        """Return the mean of a share over the images of each group that have this share."""
+        """Return the mean of a metric over the images of each group, [n]. Images without a value are left out."""
         _, first = np.unique(self.example, return_index=True)
         owner = self.group[first]
         shares = share(self.images)
@@ -146,11 +146,11 @@ class Answers:
         return quotients(sums, images)
 
     def macro(self, shares: Floats, counted: NDArray[np.bool_]) -> Floats:
-        """Return the mean of shares [n, C] over the counted classes [n, C]; NaN if none is counted."""
+        """Return the mean [n] of values [n, C] over those classes that `counted` [n, C] marks; NaN if none is marked."""
         return quotients(np.where(counted, shares, 0.0).sum(1), counted.sum(1))
 
     def positive(self, shares: Floats) -> Floats:
-        """Return the share of class 1 from shares [n, 2]; NaN if there are not two classes."""
+        """Return the column of class 1 of values [n, 2]; NaN if there are not two classes."""
         if shares.shape[1] == 2:
             return shares[:, 1]
         return np.full(len(shares), np.nan)
@@ -161,14 +161,14 @@ class Answers:
         truth: NDArray[np.bool_],
         group: NDArray[np.int64],
     ) -> Floats:
-        """Return the probability that a true entry scores above a false one in each group, [n].
+        """Return the area under the ROC curve of each group, [n]: how often a true entry scores above a false one.
 
-        Ties count half; a group without such a pair has NaN.
+        Ties count half. A group without a pair of a true and a false entry has NaN.
 
         Parameters
         ----------
         scores, truth, group : ndarray
-            [K] each: scores, whether each is true, and the group of each.
+            [K] each: scores, whether each entry is true, and the group of each.
         """
         n = len(self.counts)
         order = np.argsort(
@@ -196,14 +196,14 @@ MetricFunction = Callable[[Answers], Floats]
 
 @dataclass(frozen=True)
 class Metric:
-    """Registered metric.
+    """Registered metric: its function, and the tasks that it can judge.
 
     Attributes
     ----------
     tasks : tuple of str
         Tasks for which the metric exists.
     function : callable
-        Function of `Answers` that returns figures [n]; NaN for a group without one.
+        Function of `Answers` that returns one value for each group, [n]; NaN if a group has no value.
     """
 
     tasks: tuple[TaskKind, ...]
@@ -246,7 +246,7 @@ def metric(
 
 
 def quotients(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
-    """Divide; NaN where the divisor is zero."""
+    """Divide `part` by `whole`, entry by entry; NaN where `whole` is 0."""
     undefined = np.full(np.shape(whole), np.nan)
     result: Floats = np.divide(part, whole, out=undefined, where=np.asarray(whole) > 0)
     return result

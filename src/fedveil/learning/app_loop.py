@@ -1,12 +1,12 @@
-"""Training loop of an app over FedVeil's lots: only the broadcast plus FedVeil's own noised steps leave.
+"""Training loop of an app with FedVeil's lots and noise: only the broadcast plus FedVeil's noised steps leave the site.
 
-The app keeps its loop, its optimiser and its schedule. FedVeil draws and reads the lots, and computes a noised mean of
-clipped gradients on its own copy of the model. That mean replaces the app's gradients. So the app's gradients, batches
-and edits of its model influence nothing that leaves. The app's gradients are compared once with FedVeil's, on made-up
-examples.
+The app keeps its loop, its optimiser and its schedule. FedVeil draws and reads the lots (random batches). On its own
+copy of the model it computes a noised mean of clipped gradients, and puts this mean in place of the app's gradients. So
+the app's gradients, batches and edits of its model influence nothing that leaves. The app's gradients are compared once
+with FedVeil's, on made-up examples.
 
-The rest is a condition of the promise (`fedveil.accounting.guarantee.APP_LOOP`): the app may look at the data
-elsewhere, write into its optimiser, or let a learning rate follow its training loss.
+FedVeil cannot check the rest. The app might read the data elsewhere, write into its optimiser, or let a learning rate
+depend on its training loss. That it does not is a condition of the promise (`fedveil.accounting.guarantee.APP_LOOP`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,12 +37,12 @@ Batch = Callable[[Tensor, Tensor], Any]
 
 
 def as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a batch as a pair, as most loaders give it."""
+    """Return a batch as the pair (x, y), the form in which most loaders yield it."""
     return x, y
 
 
 class AppLoop:
-    """Give an app the batches of one round, and put noised gradients into its optimiser.
+    """Give an app the batches of one round, and replace its gradients by noised ones before each optimiser step.
 
     Use it as a context, and iterate over it once. The first batch is made up, and its step moves nothing. On that batch
     the app's gradient must be the mean of single examples' gradients under the trainer's loss. Then come the lots of
@@ -136,7 +136,7 @@ class AppLoop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Make the steps that are left, and read the result; an error of the app over its data goes into the log."""
+        """Make the steps that the app skipped, and read the result. An app's error over its data only goes into the log."""
         try:
             if not self._compared or self._made_up is not None:  # no data were seen yet
                 if error is None:
@@ -160,7 +160,7 @@ class AppLoop:
             self._until_end.close()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield a made-up batch, then the batches of the drawn lots; an empty lot gives one example of zeros.
+        """Yield a made-up batch, then each lot of the plan as a batch; an empty lot becomes one example of zeros.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class AppLoop:
                 parameter.copy_(own)
 
     def _compare(self, x: Tensor, y: Tensor) -> None:
-        """Refuse an app whose gradient on made-up examples is not the mean of theirs; then clear the gradients."""
+        """Refuse an app whose gradient on made-up examples is not the mean of single examples' gradients. Then clear it."""
         if self._compared:
             accepted = "needs a batch of this loop before each"
             raise FieldError("optimizer.step()", "a second step on one batch", accepted)

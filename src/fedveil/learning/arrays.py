@@ -1,4 +1,4 @@
-"""Numbers from tensors, NumPy arrays, data frames, lists, and samples of data sets."""
+"""Conversion of NumPy arrays, data frames and lists to tensors, and of samples of data sets to pairs (x, y)."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -38,7 +38,7 @@ _PAIRS = "DataLoader(dataset, collate_fn=...), whose function returns (x, y) of 
 
 
 def tensor_of(value: Any, name: str, *, labels: bool = False) -> Tensor:
-    """Return a tensor with the same values; float64 becomes float32, except in labels.
+    """Convert an array, data frame or list to a tensor; float64 becomes float32, except in labels.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def tensor_of(value: Any, name: str, *, labels: bool = False) -> Tensor:
     name : str
         Name of the value in refusals.
     labels : bool
-        Whether the values are labels: classes (which become int64) or targets.
+        Whether the values are labels: classes (integers become int64) or targets.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def tensor_of(value: Any, name: str, *, labels: bool = False) -> Tensor:
 
 
 def _as_tensor(value: Any, name: str, labels: bool) -> Tensor:
-    """Return a tensor of the same values and type."""
+    """Convert a value to a tensor without a change of its number type."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             raise FieldError(name, str(value.layout), "must be dense: x.to_dense()")
@@ -87,7 +87,7 @@ def _as_tensor(value: Any, name: str, labels: bool) -> Tensor:
 
 
 def array_of(value: Any, name: str, *, labels: bool = False) -> Array:
-    """Return an array in this machine's byte order and row by row in memory, from anything but a tensor.
+    """Convert anything but a tensor to a NumPy array, in this machine's byte order and C memory order.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def array_of(value: Any, name: str, *, labels: bool = False) -> Array:
 
 
 def _refuse_masked(value: Any, name: str) -> None:
-    """Refuse masked values, which are missing values, also within a list."""
+    """Refuse masked values (NumPy's form of missing values), also within a list."""
     if isinstance(value, list | tuple):
         for row, one in enumerate(value):
             if isinstance(one, np.ma.MaskedArray):
@@ -186,7 +186,7 @@ def columns_of(value: Any) -> tuple[str, ...] | None:
 
 
 def refuse_misaligned(x: Any, y: Any, name: str) -> None:
-    """Refuse a pandas frame and labels whose rows are numbered differently, and labels that are also an input."""
+    """Refuse a pandas frame and labels with different row numbers, and labels that are also an input column."""
     index: Any = getattr(x, "index", None)
     other: Any = getattr(y, "index", None)
     have_indices = hasattr(index, "equals") and hasattr(other, "equals")
@@ -206,7 +206,7 @@ def pair_of(sample: Any, name: str) -> tuple[Any, Any]:
     Raises
     ------
     FieldError
-        For a mapping, for more or fewer than two parts, and for a named tuple that begins with its label.
+        For a mapping, for more or fewer than two parts, or for a named tuple whose first part is the label.
     """
     if isinstance(sample, Mapping):
         keys = ", ".join(map(str, sample))

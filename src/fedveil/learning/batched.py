@@ -29,8 +29,8 @@ CACHE = (
 class BatchedTrainer:
     """Train many clients at once like `SequentialTrainer`, with one batched operation for each layer and step.
 
-    Shuffling and dropout draw from the same streams as there. Only the order of sums differs: after an epoch, models
-    agree with those of `SequentialTrainer` to about 1e-12 of their size in float64, 1e-5 in float32.
+    Shuffling and dropout use the same random numbers as `SequentialTrainer`. Only the order of sums differs: after an
+    epoch, models agree with those of `SequentialTrainer` to about 1e-12 of their size in float64, 1e-5 in float32.
 
     Parameters
     ----------
@@ -121,7 +121,8 @@ class BatchedTrainer:
     def _blocks(self, clients: Sequence[ClientData]) -> list[list[int]]:
         """Split the clients that have examples into blocks.
 
-        Clients with the most steps come first, so that the clients still training are always the first of their block.
+        Clients with the most steps come first. So at every step the clients that still train are the first of their
+        block.
         """
         busy = [i for i, client in enumerate(clients) if client.examples]
         busy.sort(key=lambda i: -clients[i].examples // self.local.batch_size)

@@ -104,7 +104,10 @@ class ByChain:
         here: Tensor,
         lengths: Tensor | None = None,
     ) -> GradientsAndLosses:
-        """Return gradients, losses [B], and which examples [B] have both; `lengths` [B] are squared norms of x."""
+        """Return gradients, losses [B], and a bool [B] that marks the examples with finite results.
+
+        `lengths` [B] are the squared norms of x, if they are known.
+        """
         with torch.no_grad():
             rows = x.reshape(len(x), -1)
             for scaled in self._scaled:
@@ -116,9 +119,9 @@ class ByChain:
         return Gradients(pieces, self._layout), losses, good
 
     def _forward(self, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return outputs [C, B], and what each step of the backward pass needs.
+        """Return outputs [C, B], and the tensors that each step of the backward pass needs.
 
-        Columns are examples, as narrow products and softmax are then twice as fast.
+        Columns are examples: narrow products and softmax are twice as fast in this order.
         """
         output = rows.T
         kept: list[Tensor] = []
@@ -140,7 +143,7 @@ class ByChain:
         grad: Tensor,
         lengths: Tensor | None,
     ) -> list[Piece]:
-        """Return the gradients of each dense layer, from the gradients of the output [C, B]."""
+        """Return the gradients of each dense layer, from the loss's gradients [C, B] at the outputs."""
         pieces: list[Piece] = []
         for i in range(len(self._steps) - 1, self._first - 1, -1):
             stage, weights = self._steps[i]
@@ -161,7 +164,7 @@ class ByChain:
         output: Tensor,
         y: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return losses [B], their gradients [C, B], and which labels [B] are usable, unless all are."""
+        """Return losses [B], their gradients [C, B], and a bool [B] that marks usable labels; None if all are usable."""
         if self._loss == "mse":
             return self._squared(output, y)
         return self._entropy(output, y)

@@ -1,8 +1,8 @@
-"""Clinical figures of a classifier on people it was not trained on, with intervals.
+"""Clinical figures of a classifier with confidence intervals, on people it was not trained on.
 
-They are sensitivity and specificity of the named class, areas under the ROC curve, balanced accuracy, the confusion
-table, and calibration. The unit of replication is a person: several rows of one person are a cluster, so intervals are
-wider.
+They are sensitivity and specificity of the positive class, areas under the ROC curve, balanced accuracy, the confusion
+table, and calibration. The unit of replication is a person: several rows of one person are a cluster, which makes
+intervals wider.
 
 References: Wilson 1927 (proportions); Newcombe 1998 (adding squared distances); DeLong and others 1988 and Obuchowski
 1997 (areas, with clustered rows); Brier 1950.
@@ -28,14 +28,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClassFigure:
-    """Figure with its 95% interval; the ends are None if the data allow none.
+    """Figure of a classifier with its 95% confidence interval.
 
     Attributes
     ----------
     value : float
         Value on the measured rows.
     low, high : float or None
-        Ends of the interval.
+        Ends of the interval; None if there are too few data for one.
     """
 
     value: float
@@ -54,12 +54,12 @@ class ClassFigure:
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows of nearly the same probability.
+    """Rows with nearly the same predicted probability: one point of a calibration plot.
 
     Attributes
     ----------
     said : float
-        Mean probability that the model gave.
+        Mean probability that the model predicted.
     found : ClassFigure
         Share of rows that really are of the class, with an interval.
     rows : int
@@ -77,7 +77,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Classified:
-    """Figures of a classifier on rows that it was not trained on.
+    """Clinical figures of a classifier with intervals, on rows that it was not trained on.
 
     Attributes
     ----------
@@ -134,14 +134,14 @@ def classified(
     persons: Any = None,
     threshold: float | None = None,
 ) -> Classified:
-    """Compute the figures of a classifier from its probabilities.
+    """Compute the clinical figures of a classifier from its predicted probabilities and the true labels.
 
     Parameters
     ----------
     probabilities : array
         [N, C], probability of each class.
     labels : array
-        [N], numbers of the true classes.
+        [N], true classes as numbers from 0.
     classes : sequence of str
         C names of classes.
     positive : str
@@ -205,7 +205,7 @@ def classified(
 
 
 def _require_answers(p: Floats, y: NDArray[Any], classes: Sequence[str]) -> None:
-    """Refuse shapes that do not fit, values that are not probabilities, and labels that are not classes."""
+    """Refuse wrong shapes, values outside 0 and 1, and labels beyond the classes."""
     if p.ndim != 2 or p.shape != (len(y), len(classes)) or not len(y):
         raise FieldError(
             "probabilities",
@@ -244,7 +244,7 @@ def _confusion(y: NDArray[Any], named: NDArray[Any], classes: int) -> list[list[
 
 @dataclass(frozen=True, eq=False)
 class _Outcome:
-    """Rows with their true class and their predicted class."""
+    """Probabilities of a classifier with the true class, the predicted class and the person of each row."""
 
     p: Floats
     y: NDArray[Any]
@@ -252,7 +252,7 @@ class _Outcome:
     owner: NDArray[Any]
 
     def shares_found(self) -> dict[int, ClassFigure]:
-        """Return for each class that occurs the share of its rows that was predicted correctly."""
+        """Return the sensitivity of each class that occurs: the share of its rows that was predicted correctly."""
         found: dict[int, ClassFigure] = {}
         for c in range(self.p.shape[1]):
             own = self.y == c
@@ -275,7 +275,7 @@ class _Outcome:
         found: Mapping[int, ClassFigure],
         areas: "Mapping[int, _Area]",
     ) -> dict[str, ClassFigure]:
-        """Return the figures of one class against the rest, as far as rows of both exist."""
+        """Return the figures of one class against the rest; a figure is left out if it lacks rows."""
         figures: dict[str, ClassFigure] = {}
         truth = self.y == c
         if c in found:
@@ -288,7 +288,7 @@ class _Outcome:
 
 
 def wilson(share: float, rows: float) -> tuple[float, float]:
-    """Return the ends of the 95% interval of a share of independent rows; their number may be fractional."""
+    """Return Wilson's 95% interval of a share of independent rows; the number of rows may be fractional."""
     centre = share + _Z**2 / (2 * rows)
     half = _Z * math.sqrt(share * (1 - share) / rows + _Z**2 / (4 * rows**2))
     whole = 1 + _Z**2 / rows
@@ -311,7 +311,7 @@ def _variance(influence: Floats, owner: NDArray[Any]) -> float:
 
 
 def _share(true: NDArray[np.bool_], owner: NDArray[Any]) -> ClassFigure:
-    """Return a share with Wilson's interval, for the number of independent rows that the persons' rows are worth."""
+    """Return a share with Wilson's interval. Rows of one person count as fewer independent rows (`_worth`)."""
     share = float(true.mean())
     influence = (true - share) / len(true)
     low, high = wilson(share, _worth(share, influence, owner))
@@ -319,7 +319,7 @@ def _share(true: NDArray[np.bool_], owner: NDArray[Any]) -> ClassFigure:
 
 
 def _worth(share: float, influence: Floats, owner: NDArray[Any]) -> float:
-    """Return the number of independent rows with the same information: at least 1, at most the number of rows."""
+    """Return the number of independent rows with the same variance of the share: at least 1, at most all rows."""
     rows = len(influence)
     people = _people(owner)
     if people == rows:
@@ -331,7 +331,7 @@ def _worth(share: float, influence: Floats, owner: NDArray[Any]) -> float:
 
 
 def _mean_of(shares: Sequence[ClassFigure]) -> ClassFigure:
-    """Return the mean of shares of disjoint rows; squared distances to the interval ends are added (Newcombe)."""
+    """Return the mean of shares of disjoint rows; its interval is Newcombe's (squared distances to the ends are added)."""
     value = float(np.mean([one.value for one in shares]))
     below = above = 0.0
     for one in shares:
@@ -382,7 +382,7 @@ def _of_areas(
     y: NDArray[Any],
     owner: NDArray[Any],
 ) -> ClassFigure:
-    """Return the mean area over the classes, each against the rest."""
+    """Return the mean area under the ROC curve over the classes, each against the rest, with its interval."""
     value = float(np.mean([area.value for area in areas]))
     influence = np.mean([area.influence for area in areas], axis=0)
     fewest = min(_people(owner[y == c]) for c in np.unique(y))
@@ -390,9 +390,10 @@ def _of_areas(
 
 
 def _on_logits(area: float, variance: float, fewest: int) -> ClassFigure:
-    """Return an area with its interval, which is computed on the logit scale and so stays within 0 and 1.
+    """Return an area with its interval, computed on the logit scale so that it stays within 0 and 1.
 
-    An area of 0 or 1 is treated as a share of the fewest persons.
+    The interval of an area of 0 or 1 is Wilson's for as many rows as there are persons in the smallest class
+    (`fewest`).
     """
     if not variance > 0 or not 0 < area < 1:
         return ClassFigure(area, *wilson(area, fewest))
@@ -403,7 +404,7 @@ def _on_logits(area: float, variance: float, fewest: int) -> ClassFigure:
 
 
 def _average(values: Floats, owner: NDArray[Any]) -> ClassFigure:
-    """Return a mean with Student's interval over persons."""
+    """Return the mean of values [N] with Student's interval; persons are the independent units."""
     value = float(values.mean())
     people = _people(owner)
     if people < 2:
@@ -419,7 +420,7 @@ def _bins(
     true: NDArray[np.bool_],
     owner: NDArray[Any],
 ) -> tuple[Bin, ...]:
-    """Return the bins that hold rows, of ten bins of equal width."""
+    """Return the nonempty ones of ten bins of equal width."""
     place = np.minimum((said * BINS).astype(np.int64), BINS - 1)
     bins: list[Bin] = []
     for number in range(BINS):

@@ -1,4 +1,4 @@
-"""Data of one client: its training examples, and the examples held out for measuring.
+"""Data of one client: its training examples, and the examples held out for evaluation.
 
 Small PyTorch data sets are read into memory, large ones one batch at a time.
 """
@@ -37,14 +37,14 @@ CHUNK = 256  # examples read at once
 
 
 class OnDemand(Tensor):
-    """Examples [N, ...] that are read only when rows are requested; the only other operation is joining.
+    """Examples [N, ...] that are read only when rows are requested, for data too large for memory.
 
-    A computation on all of them at once is refused.
+    Indexing and joining are the only operations; a computation on all rows at once is refused.
 
     Parameters
     ----------
     read : callable
-        Function from row numbers (at least one) to their examples.
+        Function from a list of row numbers (at least one) to a tensor of these examples.
     shape : sequence of int
         Shape of all examples together.
     dtype : torch.dtype
@@ -111,12 +111,12 @@ def _joined(parts: Sequence[Tensor]) -> OnDemand:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """The examples of one client.
+    """Training examples of one client, with optional held-out examples, masks and persons.
 
     Parameters
     ----------
     x : Tensor
-        [N, ...], floating point, or int64 as row numbers of an embedding. N = 0 is allowed: such a client returns the
+        [N, ...], floating point, or int64 indices for an embedding layer. N = 0 is allowed: such a client returns the
         model that it received.
     y : Tensor
         [N, ...], int64 classes from 0 on, or floating-point targets.
@@ -125,13 +125,14 @@ class ClientData:
     name : str
         Name in reports.
     masks : Tensor, optional
-        bool, privacy-sensitive coordinates of each example: in the shape of x, or [N, H, W] for all channels of images
-        [N, C, H, W]. Some methods protect these regions, others score layers on them (pixels only). The masks are
-        public.
+        bool, True at the privacy-sensitive coordinates of each example: in the shape of x, or [N, H, W] for all
+        channels of images [N, C, H, W]. Some methods protect these regions, others score layers on them (pixels only).
+        The masks are taken as public.
     person : Tensor, optional
-        int64 [N], person of each example of x, for methods that protect persons. Only equality of two numbers is used.
+        int64 [N], number of the person of each example of x, for methods that protect persons. Rows with equal numbers
+        are one person's; the values do not matter otherwise.
     test_person : Tensor, optional
-        The same for test_x, for the attack on a person's membership.
+        The same for test_x; an audit uses it to attack a person's membership.
     buffers : mapping of str to Tensor, optional
         Running statistics and counters that never leave the client (``Shared(buffers="keep")``). Default: the model's
         own.
@@ -216,7 +217,7 @@ def _check_owners(field: str, owner: Any, n: int) -> None:
 
 
 def _check_same_kind(name: str, test: Tensor, train: Tensor) -> None:
-    """Refuse held-out examples whose shape or kind of number differs from that of the training examples."""
+    """Refuse held-out examples of another shape or number type than the training examples."""
     same_kind = test.is_floating_point() == train.is_floating_point()
     if test.shape[1:] != train.shape[1:] or not same_kind:
         given = (tuple(test.shape), test.dtype)
@@ -264,7 +265,10 @@ def _check_numbers(name: str, value: Tensor, accepted: str) -> None:
 
 
 def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
-    """Accept ClientData, a tuple of tensors or arrays, a PyTorch data set or loader, or two of these."""
+    """Convert a tuple of tensors or arrays, or a PyTorch data set or loader, to `ClientData`.
+
+    A pair of data sets or loaders is read as training and held-out examples. `ClientData` is returned unchanged.
+    """
     if isinstance(value, ClientData):
         return value
     if isinstance(value, Dataset | DataLoader) or _is_map_style(value):
@@ -300,7 +304,7 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
 
 
 def _is_map_style(value: Any) -> bool:
-    """Whether the value has ``len`` and ``[i]``, as Hugging Face's sets do, and is no array, frame or list."""
+    """Whether a value is a map-style data set (has ``len`` and ``[i]``), and no array, frame or list."""
     if (
         isinstance(value, Sequence | Mapping | Tensor)
         or hasattr(value, "to_numpy")
@@ -321,7 +325,7 @@ def _plain(sample: Any, name: str) -> tuple[Any, Any]:
 
 
 def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
-    """Refuse a loader that leaves out examples, and warn if it repeats or drops them; FedVeil does neither."""
+    """Refuse a loader that leaves out examples. Warn if it repeats or drops some, as FedVeil uses each example once an epoch."""
     sampler = loader.sampler
     batches = loader.batch_sampler
     accepted = "uses all examples of its data set: give Subset(dataset, indices) for some of them"

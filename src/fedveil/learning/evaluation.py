@@ -1,4 +1,4 @@
-"""Choice of each client's best hypothesis, and metrics on held-out examples, for thousands of clients at once."""
+"""Choice of each client's best hypothesis (model), and metrics on held-out examples, for thousands of clients at once."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ def choose(
     data: ClientData,
     loss: str | LossFunction,
 ) -> int:
-    """Return the hypothesis with the least loss on a client's own training data.
+    """Return the index of the hypothesis (model) with the least loss on a client's own training data.
 
     Parameters
     ----------
@@ -36,14 +36,14 @@ def choose(
     models : Tensor
         [k, d], hypotheses.
     data : ClientData
-        Data of the client; without examples the answer is 0.
+        Data of the client; without examples the result is 0.
     loss : str or callable
         As in `LocalTraining`.
 
     Returns
     -------
     int
-        Index of the hypothesis, the lowest among equals; a hypothesis with a NaN loss is never chosen.
+        Index of the hypothesis, the lowest if losses are equal. A hypothesis with a NaN loss is never chosen.
 
     Raises
     ------
@@ -75,10 +75,10 @@ def choose_each(
     clients: Sequence[ClientData],
     loss: str | LossFunction,
 ) -> list[int | Exception]:
-    """Return the answer of `choose` for each of many clients, from a few batched computations.
+    """Choose the hypothesis of each of many clients as `choose` does, in a few batched computations.
 
     Rounding depends on the size of a batch. So if two hypotheses are nearly equally good, the client's choice is
-    computed alone. An answer then depends on no other client.
+    computed alone. The choice then depends on no other client.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def choose_each(
 
 
 def _has_void(client: ClientData) -> bool:
-    """Whether a client may have void labels, which change the divisor of its mean."""
+    """Whether a client may have void labels (negative classes), which a loss leaves out of its mean."""
     return not client.y.is_floating_point() and bool((client.y < 0).any())
 
 
@@ -129,7 +129,12 @@ def client_losses(
     clients: Sequence[ClientData],
     loss: str | LossFunction,
 ) -> Tensor:
-    """Return the loss of each model [k, d] on each client's training data.
+    """Compute the loss of each model on each client's training data.
+
+    Parameters
+    ----------
+    models : Tensor
+        [k, d], parameters of the models.
 
     Returns
     -------
@@ -161,7 +166,10 @@ def _means_by_client(
     sizes: list[int],
     loss: str | LossFunction,
 ) -> Tensor:
-    """Return the loss of each client [n] from outputs and labels that are joined in order; for "rmse" its square."""
+    """Return the mean loss of each client [n], from joined outputs and labels with `sizes` rows each.
+
+    For "rmse" it is the mean squared error.
+    """
     if isinstance(loss, str) and (loss in LABELWISE or loss == "rmse"):
         of_labels = losses_of("mse" if loss == "rmse" else loss)
         each = of_labels(outputs, y).reshape(len(y), -1).mean(1)
@@ -175,7 +183,7 @@ def _means_by_client(
 
 
 def _blocks(clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
-    """Yield blocks of consecutive clients that fit into `ROOM` together, at least one client each."""
+    """Yield blocks of consecutive clients, as many as fit into `ROOM` together, but at least one."""
     block: list[ClientData] = []
     held = 0
     for client in clients:
@@ -200,7 +208,7 @@ def evaluate(
     buffers: Mapping[str, Tensor] | None = None,
     loss: str | LossFunction | None = None,
 ) -> Figures:
-    """Compute the metrics of one model.
+    """Compute the metrics of one model on labelled examples.
 
     Parameters
     ----------
@@ -217,7 +225,7 @@ def evaluate(
     buffers : mapping of str to Tensor, optional
         Buffers in place of the module's own.
     loss : str or callable, optional
-        Requested loss; see `metrics`.
+        Loss that is reported as ``loss``; see `metrics`.
 
     Returns
     -------
@@ -240,9 +248,9 @@ def evaluate_clients(
     names: Sequence[str] | None = None,
     loss: str | LossFunction | None = None,
 ) -> tuple[list[Figures], Figures]:
-    """Compute the metrics of each client's hypothesis on its held-out examples, and of all together.
+    """Compute the metrics of each client's model on its held-out examples, and on the examples of all clients together.
 
-    If a client has its own statistics (`ClientData.buffers`), the model uses these for it.
+    A client's own running statistics (`ClientData.buffers`) replace the model's for this client.
 
     Parameters
     ----------
@@ -255,11 +263,11 @@ def evaluate_clients(
     clients : sequence of ClientData
         n clients; some may have no held-out examples.
     chosen : sequence of int
-        n indices of hypotheses.
+        Index into `models` of each of the n clients.
     names : sequence of str, optional
         Names in `METRICS`; by default the task's usual ones.
     loss : str or callable, optional
-        Requested loss; see `metrics`.
+        Loss that is reported as ``loss``; see `metrics`.
 
     Returns
     -------
@@ -284,7 +292,7 @@ def answers_of_clients(
     clients: Sequence[ClientData],
     chosen: Sequence[int],
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return the outputs of each client's hypothesis on its held-out examples, and the true labels.
+    """Return the outputs of each client's model on its held-out examples, with the true labels.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Losses of one example: of an image, of a person, and functions of your own."""
+"""Losses that are functions of one whole example: an image, a person, and functions of your own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ OfExample = Callable[[Tensor, Tensor], Tensor]
 
 
 class OneExample(Labelwise):
-    """Loss of each example of a batch, by one call of a function for each.
+    """Loss of each example of a batch, by a call of your function for each example.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class OneExample(Labelwise):
         return torch.stack(losses)
 
     def of_batch(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the mean of a batch; an error of the function is raised."""
+        """Return the mean loss of a batch. Unlike in a call, an error of the function is raised."""
         losses = [self._of_one(one, target) for one, target in zip(output, y, strict=True)]
         return torch.stack(losses).mean()
 
@@ -61,13 +61,13 @@ class OneExample(Labelwise):
 
 
 class ExampleLoss:
-    """Loss that is the mean over examples of a function of one example; record level needs this form.
+    """Batch loss that is the mean of a function of one example. Record level needs this form.
 
     Parameters
     ----------
     function : callable
         ``function(output, target)`` of one example, without a batch axis, returns one number. It must keep no state
-        between examples. At record level an example for which it raises counts as zero.
+        between examples. At record level an example counts as zero if the function raises an error for it.
     """
 
     def __init__(self, function: OfExample) -> None:
@@ -85,7 +85,7 @@ class ExampleLoss:
         return self.each.name
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the mean of a batch."""
+        """Return the mean loss of a batch."""
         return self.each.of_batch(output, y)
 
 
@@ -133,11 +133,11 @@ class DiceOfImage(Labelwise):
         return self._of(output, classes & here[:, None], here)
 
     def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean loss of a batch whose classes are given as a mask [B, C, H, W]."""
+        """Return the mean loss of a batch whose true classes are a one-hot mask [B, C, H, W]."""
         return self._of(output, mask, mask.any(1)).mean()
 
     def _of(self, output: Tensor, mask: Tensor, here: Tensor) -> Tensor:
-        """Return losses [B] for classes as a mask, over the pixels that are not void, `here` [B, H, W]."""
+        """Return losses [B], from a one-hot mask of the classes and from the pixels `here` [B, H, W] that are not void."""
         if output.dim() < 3:
             raise FieldError(
                 "loss", self.name, f"needs a class a pixel; the outputs are {tuple(output.shape)}"
@@ -154,11 +154,12 @@ class DiceOfImage(Labelwise):
 
 
 class Hazards(Labelwise):
-    """Survival loss in discrete time: minus the log-likelihood of a person, from her hazards in K public intervals.
+    """Survival loss in discrete time: a person's negative log-likelihood, from her hazards in K public intervals.
 
-    An output [B, K] holds logits of the hazards. A target [B, 2] holds the number of whole intervals that a person
-    survived, and then 1 if the event came in the next interval, 0 if she was last seen in it. A person's loss depends
-    on no other person. Source: Brown 1975; as a network's loss Gensheimer and Narasimhan 2019 (PeerJ 7, e6257).
+    Outputs [B, K] are logits of the hazards. Targets are [B, 2]. The first column is the number of whole intervals that
+    a person survived. The second is 1 if the event came in the next interval, 0 if she was last seen in it. A person's
+    loss depends on no other person. Source: Brown 1975; as a network's loss Gensheimer and Narasimhan 2019 (PeerJ 7,
+    e6257).
     """
 
     of_classes, has_mask, ignored = False, False, IGNORED

@@ -45,14 +45,14 @@ class FixedNorm(nn.Module):
         self.bias = _of(norm.bias, torch.zeros_like(norm.running_mean))
 
     def normal(self, x: Tensor) -> Tensor:
-        """Return the normalised input [B, channels, ...], before scale and shift."""
+        """Return the normalised input [B, channels, ...], without scale and shift."""
         shape = _of_channels(x)
         mean = self.get_buffer("mean").view(shape)
         factor = self.get_buffer("factor").view(shape)
         return (x - mean) * factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise [B, channels, ...]."""
+        """Normalise inputs [B, channels, ...], and apply scale and shift."""
         shape = _of_channels(x)
         return self.normal(x) * self.weight.view(shape) + self.bias.view(shape)
 
@@ -64,7 +64,7 @@ def _of_channels(x: Tensor) -> tuple[int, ...]:
 
 
 def _of(parameter: nn.Parameter | None, usual: Tensor) -> nn.Parameter:
-    """Return a copy of a parameter; if there is none, the usual value, which is not trained."""
+    """Return a copy of a parameter, or an untrained parameter of the usual values if there is none."""
     if parameter is None:
         return nn.Parameter(usual, requires_grad=False)
     return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
@@ -81,8 +81,8 @@ def freeze(model: nn.Module, *, but: Iterable[str] = ()) -> nn.Module:
     """Copy a model with all parameters frozen, except those of the named parts.
 
     Statistics of batch normalisation become constants everywhere. A frozen normalisation after a frozen convolution or
-    dense layer is folded into that layer's weights. The function stays the same up to rounding, and has no statistics
-    left. (``mend`` would replace the normalisation by another kind, which ruins a pretrained network.)
+    dense layer is folded into that layer's weights. So in evaluation mode the outputs stay the same up to rounding.
+    (``mend`` would replace the normalisation by another kind. That ruins a pretrained network.)
 
     Parameters
     ----------
@@ -120,12 +120,12 @@ def require_parts(
     names: Iterable[str],
     field: str,
 ) -> tuple[str, ...]:
-    """Return the names of parts of a model, each of which must have parameters.
+    """Return the names as a tuple, after checking that each is a part of the model and has parameters.
 
     Raises
     ------
     FieldError
-        For a part that does not exist.
+        For a part that does not exist or has no parameters.
     """
     require_a("model", model, nn.Module, "must be a torch.nn.Module")
     if isinstance(names, str):
@@ -147,12 +147,12 @@ def require_parts(
 
 
 def within(name: str, parts: Iterable[str]) -> bool:
-    """Whether a parameter is one of these parts or lies in one."""
+    """Whether a parameter's name is one of these parts or lies in one."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
 def _without_statistics(model: nn.Module) -> nn.Module:
-    """Return the same model without a batch normalisation that computes statistics of a batch."""
+    """Replace or fold each batch normalisation that still computes statistics of a batch."""
     if isinstance(model, _BatchNorm):
         return FixedNorm(model)
     for layer, norm in _pairs(model):
@@ -166,7 +166,7 @@ def _without_statistics(model: nn.Module) -> nn.Module:
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """Return pairs of a frozen layer and the frozen normalisation that alone uses its output, each called once."""
+    """Find the frozen normalisations that can be folded: pairs of a frozen layer and the only user of its output."""
     if not any(isinstance(part, _BatchNorm) for part in model.modules()):
         return []
     try:
@@ -240,7 +240,7 @@ def _put(model: nn.Module, name: str, part: nn.Module) -> None:
 
 
 def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
-    """Split a model into the frozen parts before its first trained part, and the rest.
+    """Split a model before its first trained part: into the frozen parts, and the rest.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def features(model: nn.Module, x: Tensor) -> Tensor:
-    """Compute the outputs of a frozen model, each example alone.
+    """Compute the outputs of a frozen model for each example, independent of the other examples.
 
     The bits of an output depend on that example, the weights and public facts, and on no other example
     (docs/rounding.md). An example on which the model fails gets NaN, and counts as zero in private training.

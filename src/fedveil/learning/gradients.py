@@ -1,4 +1,4 @@
-"""Gradients of single examples, formed or as products, with norms, persons' means and clipped sums in float64."""
+"""Gradients of single examples, as tensors or as factors of products, with their norms and clipped sums in float64."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ Named = list[tuple[str, Tensor]]
 
 
 class Formed:
-    """Gradients of some parameters, formed row by row; row i belongs to example i, as in `Products`.
+    """Gradients of some parameters as whole tensors, one row for each example; `Products` keeps factors instead.
 
     Parameters
     ----------
@@ -34,25 +34,28 @@ class Formed:
             self.width = max(self.width, flat.shape[1])
 
     def squares(self) -> Tensor:
-        """Return squared norms [B] in float64."""
+        """Return the squared norms [B] over all these parameters, in float64."""
         squares = [squared_norms(rows) for rows in self._rows.values()]
         return torch.stack(squares).sum(0)
 
     def parts(self) -> list[Tensor]:
-        """Return the float32 tensors [B, ...] of the gradients."""
+        """Return the tensors [B, ...] of the gradients."""
         return list(self._rows.values())
 
     def drop(self, gone: Tensor) -> None:
-        """Set the rows of some examples [B] to 0, as 0 times infinity would not be 0."""
+        """Set the gradients of the examples marked in `gone` [B] to 0. A factor 0 would not remove an infinity."""
         for name, rows in self._rows.items():
             self._rows[name] = without(rows, gone)
 
     def sum(self, scale: Tensor) -> Named:
-        """Return the sum of scale [B] times gradient over the examples, by name; blocks are converted one at a time."""
+        """Return the sum over examples of scale [B] times gradient, by name, in float64; blocks are converted one at a time."""
         return [(name, _weighted(rows, scale)) for name, rows in self._rows.items()]
 
     def means(self, weights: Tensor, each: int, rows: slice) -> Named:
-        """Return the weighted sums of every `each` of these rows as [U, *shape], by name; `weights` are of these rows."""
+        """Return the weighted sum of each group of `each` consecutive rows, by name, [U, size] in float64.
+
+        `weights` belong to the rows in the slice `rows`, a whole number of groups.
+        """
         means: Named = []
         for name, every in self._rows.items():
             own = every[rows].to(torch.float64).view(-1, each, every.shape[1])
@@ -62,7 +65,9 @@ class Formed:
 
 
 class Products:
-    """Gradients of a dense layer: of the weight outer products of output gradients and inputs, of the bias the former.
+    """Gradients of a dense layer as factors: an example's weight gradient is an outer product of two vectors.
+
+    The factors are the output gradient and the input. The gradient of the bias is the output gradient itself.
 
     Parameters
     ----------
@@ -92,7 +97,10 @@ class Products:
         self.width = inputs.shape[1]
 
     def squares(self) -> Tensor:
-        """Return squared norms [B] as products of two lengths; infinite if one so long could hide one that underflows."""
+        """Return the squared norms [B], each the product of two squared lengths.
+
+        The result is infinite if one length is so large that it could hide an underflow of the other.
+        """
         self._wide = self._grads.to(torch.float64)
         own = (self._wide * self._wide).sum(0)
         lengths = self._lengths
@@ -104,13 +112,13 @@ class Products:
         return own.mul_(lengths)
 
     def parts(self) -> list[Tensor]:
-        """Return the output gradients, and the inputs unless these are the examples themselves."""
+        """Return the tensors to be checked for infinities: output gradients, and inputs unless their norms are known."""
         if self._inputs_are_finite:
             return [self._grads.T]
         return [self._inputs, self._grads.T]
 
     def drop(self, gone: Tensor) -> None:
-        """Set the rows of some examples [B] to 0."""
+        """Set the factors of the examples marked in `gone` [B] to 0."""
         if not self._inputs_are_finite and not all_finite(self._inputs):
             self._inputs = without(self._inputs, gone)
         if not all_finite(self._grads):
@@ -118,7 +126,7 @@ class Products:
             self._wide = None
 
     def sum(self, scale: Tensor) -> Named:
-        """Return the sum of scale [B] times gradient, by one product for each block of rows while it is in the cache."""
+        """Return the sum over examples of scale [B] times gradient, by name; one matrix product for each block of rows."""
         grads = self._grads if self._wide is None else self._wide
         scaled = grads * scale
         step = max(1, _BLOCK // self.width)
@@ -131,19 +139,19 @@ class Products:
         return self._named(weight, scaled.sum(1))
 
     def means(self, weights: Tensor, each: int, rows: slice) -> Named:
-        """Return the weighted sum of every `each` of these rows, by one product for each unit."""
+        """Return the weighted sum of each group of `each` consecutive rows, by one matrix product for each unit."""
         inputs = self._inputs[rows].to(torch.float64).view(-1, each, self.width)
         grads = self._by_unit(self._grads[:, rows] * weights, each)
         weight = torch.bmm(grads.transpose(0, 1), inputs)
         return self._named(weight, grads.sum(2).T)
 
     def cores(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """Return B' R [U, out, each]: output gradients B with weights [B], times the rows R of `Bases`."""
+        """Return M = B' R as [U, out, each], from output gradients B times weights [B] and the factors R = `rows` (`Bases`)."""
         grads = self._by_unit(self._grads * weights, rows.shape[1])
         return torch.bmm(grads.transpose(0, 1), rows)
 
     def spread(self, cores: Tensor, bases: "Bases") -> Named:
-        """Return the sum of the mean gradients that the cores represent, by one product over all units."""
+        """Return the sum over units of M Q, from M = `cores` [U, out, each], by one product over all units."""
         columns = cores.index_select(0, bases.places).transpose(0, 1).flatten(1)
         both = columns @ bases.basis.flatten(0, 1)
         return self._named(both[:, : self.width], both[:, -1])
@@ -161,10 +169,10 @@ class Products:
 
 @dataclass(frozen=True)
 class Bases:
-    """Factors A = R Q of each person's inputs A at a dense head; the rows of Q are orthonormal.
+    """Factors A = R Q of each person's inputs A to a model of one dense layer; the rows of Q are orthonormal.
 
-    It pays if each person has few rows. A mean gradient B' A equals M Q with M = B' R, and is no longer than M; M is
-    clipped. Four things hold:
+    They save time if each person has few rows. A person's mean gradient is B' A, with weighted output gradients B. It
+    equals M Q with M = B' R, and is no longer than M; M is clipped. Four things hold:
 
     - Length: |M Q| is at most |M| times Q's largest singular value, which is 1 to within 1e-14. So the added vector is
       no longer than the measured one. A Gram matrix has no such bound: terms of 1e10 C that cancel can hide a length of
@@ -193,11 +201,11 @@ class Bases:
 
     @classmethod
     def of(cls, inputs: Tensor, present: Tensor, bias: bool) -> "Bases":
-        """Factorise those inputs [n, each, in] that are present [n, each] and finite.
+        """Factorise the inputs [n, each, in] of n persons, as far as they are present [n, each] and finite.
 
         Each person is factorised alone, in memory of her own, because rounding in kernels depends on a matrix's place
-        among others. A person whose basis is not orthonormal (squares of her inputs exceed float64) counts as zero: her
-        rows are NaN.
+        among others. If the squares of her inputs exceed float64, her basis is not orthonormal. Her rows are then NaN,
+        and she counts as zero.
         """
         device = inputs.device
         with_one = nn.functional.pad(inputs.to(torch.float64), (0, int(bias)), value=1.0).cpu()
@@ -222,7 +230,7 @@ class Bases:
         return cls(all_rows.to(device), all_basis.to(device), places)
 
     def at(self, chosen: Tensor, places: Tensor | None, count: int) -> "Bases":
-        """Return the factors of some persons, in their order, at places among `count`; see `Units.at`."""
+        """Return the factors of the chosen persons, in their order, put at `places` among `count` places; see `Units.at`."""
         taken = torch.arange(len(chosen)) if places is None else places
         where = taken.to(self.places)
         rows = self.rows.new_zeros(count, *self.rows.shape[1:])
@@ -236,12 +244,12 @@ Piece = Formed | Products
 
 
 class Gradients:
-    """Gradients of single examples by a layout's parameters.
+    """Gradients of single examples for all parameters of a layout.
 
     Parameters
     ----------
     pieces : sequence of Piece
-        Pieces; each parameter is in exactly one.
+        Gradients of some of the parameters each; every parameter is in exactly one piece.
     layout : Layout
         Layout of the model.
     """
@@ -252,38 +260,38 @@ class Gradients:
 
     @property
     def squares(self) -> Tensor:
-        """Squared norms [B] in float64."""
+        """Squared norms [B] over all parameters, in float64."""
         total, *others = [piece.squares() for piece in self._pieces]
         for other in others:
             total = total + other
         return total
 
     def parts(self) -> list[Tensor]:
-        """Return all tensors [B, ...] of the gradients."""
+        """Return the tensors [B, ...] of all pieces, for a check that they are finite."""
         parts: list[Tensor] = []
         for piece in self._pieces:
             parts += piece.parts()
         return parts
 
     def drop(self, gone: Tensor) -> None:
-        """Set the rows of some examples [B] to 0."""
+        """Set the gradients of the examples marked in `gone` [B] to 0."""
         for piece in self._pieces:
             piece.drop(gone)
 
     def sum(self, scale: Tensor) -> Tensor:
-        """Return the sum [d] with float64 factors [B]; rows that are not finite must have been dropped."""
+        """Return the sum [d] over examples of scale [B] times gradient, in float64. Drop examples that are not finite first."""
         pairs: Named = []
         for piece in self._pieces:
             pairs += piece.sum(scale)
         return self.flat(pairs)
 
     def flat(self, pairs: Named) -> Tensor:
-        """Return values by name as a vector [d]."""
+        """Join values by parameter name to one vector [d]."""
         named = dict(pairs)
         return torch.cat([named[name].reshape(-1) for name in self._layout.names])
 
     def means(self, weights: Tensor, each: int) -> Iterator[list[Tensor]]:
-        """Form weighted sums of every `each` rows with weights [B], in blocks of U units, by the layout's arrays.
+        """Form the weighted sum of each group of `each` consecutive rows, in blocks of U groups, one tensor for each array.
 
         Yields
         ------
@@ -304,7 +312,7 @@ class Gradients:
             yield [named[name].flatten(1) for name in self._layout.names]
 
     def head(self, weights: Tensor) -> Products:
-        """Return the piece of a dense head, the only piece; its rows without a weight [B] are 0."""
+        """Return the gradients of a model that is one dense layer; rows whose weight [B] is 0 are set to 0."""
         [piece] = self._pieces
         assert isinstance(piece, Products)
         piece.drop(weights == 0)
@@ -324,14 +332,14 @@ def squared_norms(rows: Tensor) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether no value is infinite or NaN, and neither is their sum; integers are finite."""
+    """Whether no value is infinite or NaN. The check is of the sum, so a sum that overflows counts as infinite, too."""
     if not values.is_floating_point():
         return True
     return math.isfinite(float(values.sum()))
 
 
 def without(rows: Tensor, gone: Tensor) -> Tensor:
-    """Return rows [B, ...] with 0 where `gone` [B] is set, whatever they held."""
+    """Return rows [B, ...] with 0 in the rows marked in `gone` [B]; infinities and NaN there are gone, too."""
     trailing = [1] * (rows.dim() - 1)
     return rows.masked_fill(gone.view(-1, *trailing), 0)
 

@@ -1,4 +1,4 @@
-"""Conversion of examples to the device, type and memory order that a model takes."""
+"""Conversion of examples to a model's device, number type and memory order."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,15 @@ _OURS = ("fedveil", "fedveil_lab", "fedveil_studies")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Conversion of examples before a model sees them.
+    """Conversion of examples to a model's device, number type and memory order; call it with a batch.
 
     Attributes
     ----------
     like : Tensor
         First floating-point parameter of the model; examples go to its device.
     types : frozenset of torch.dtype
-        Types of these parameters. Floating-point examples of another type are converted to that of `like`.
+        Number types of the model's floating-point parameters. Floating-point examples of another type are converted to
+        that of `like`.
     last : bool
         Whether float32 images on a CPU are stored channels last, see `takes_channels_last`. All other examples are
         stored row by row, as a ``DataLoader`` gives them.
@@ -43,7 +44,7 @@ class Inputs:
         return self.stored(x.to(self.like.device, dtype))
 
     def stored(self, value: Tensor) -> Tensor:
-        """Return the same images or kernels in the memory order that this model takes."""
+        """Return images or kernels in the memory order that this model takes; the values are the same."""
         if self._may_be_channels_last(value):
             return channels_last(value)
         return value.contiguous()
@@ -54,8 +55,8 @@ class Inputs:
     def in_memory_order(self, x: Tensor) -> Tensor:
         """Return the same values [B, ...] in the fixed memory order of their shape.
 
-        Kernels are chosen by strides. Once a dummy, or a record that is not finite, led to other strides, and the
-        rounding of all other rows changed (a sum by 13 C).
+        PyTorch chooses kernels by strides, and kernels round differently. Without this, one dummy or infinite record
+        led to other strides and changed the rounding of all rows (a sum by 13 C).
         """
         if x.dim() == 4 and self._may_be_channels_last(x):
             batch, channels, height, width = x.shape
@@ -95,7 +96,7 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def channels_last(value: Tensor) -> Tensor:
-    """Store a tensor of four axes in the order batch, height, width, channel; leave others unchanged.
+    """Store an image batch [B, C, H, W] in the memory order batch, height, width, channel; leave other tensors unchanged.
 
     With a single channel, torch treats both orders as equal and keeps the old strides. A first convolution and its
     pooling then take 15 times longer (measured at 40x40), so the strides are set explicitly.

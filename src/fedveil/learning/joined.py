@@ -1,4 +1,4 @@
-"""One product in place of a sum of products, for gradients of weights that are used several times."""
+"""Rewriting of graphs: one matrix product in place of a sum of products, for weights that are used several times."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ _SWAPPED_AXES = ((1, 2), (2, 1))
 
 @dataclass(frozen=True)
 class Term:
-    """Term of a sum.
+    """Term of a sum in a graph.
 
     Attributes
     ----------
     node : Node
-        Operator of the term.
+        Operator that computes the term.
     transposed : bool
-        Whether the term is transposed in the sum.
+        Whether the sum adds the term's transpose.
     """
 
     node: Node
@@ -34,8 +34,8 @@ class Term:
 def join_products(graph: GraphModule) -> None:
     """Replace each output that is a sum of products [B, m, t] times [B, t, n] by one product over all t.
 
-    A recurrent layer's gradient has one product for each time step, as large as the weights. Joined, these are never
-    formed.
+    A recurrent layer's gradient has one product for each time step, each as large as the weights. One joined product
+    avoids these tensors.
     """
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     outputs = list(end.args[0])
@@ -53,7 +53,7 @@ def join_products(graph: GraphModule) -> None:
 
 
 def _terms(node: Node, transposed: bool) -> Iterator[Term]:
-    """Yield the terms of a sum [B, m, n], down to those that are not sums."""
+    """Yield the terms of a sum [B, m, n]; a term that is itself a sum is split into its terms."""
     arguments = node.all_input_nodes
     same_shape = _has_one_shape([node, *arguments])
     if _swaps_last_axes(node):
@@ -90,7 +90,7 @@ def _adds_two_tensors(node: Node) -> bool:
 
 
 def _joined(graph: Graph, products: list[Term], others: list[Term]) -> Node:
-    """Add to a graph the product of all joined factors, plus the terms that are not products."""
+    """Add nodes to a graph: the product of all joined factors, plus the terms that are not products."""
 
     def transpose(node: Node) -> Node:
         return graph.call_function(_ATEN.transpose.int, (node, 1, 2))

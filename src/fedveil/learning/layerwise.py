@@ -28,19 +28,19 @@ Layers = dict[nn.Module, tuple[LayerRule, dict[str, str]]]
 
 @dataclass(frozen=True)
 class _Call:
-    """Layer's call in a forward pass: its inputs, its outputs, and how often these had been written."""
+    """One call of a layer in a forward pass: its inputs, its outputs, and the version counter of the outputs."""
 
     inputs: Tensor
     outputs: Tensor
     version: int
 
     def is_overwritten(self) -> bool:
-        """Whether the outputs were written again since the call."""
+        """Whether the outputs were changed in place after the call."""
         return self.outputs._version != self.version
 
 
 def known_layers(model: nn.Module, layout: Layout, names: dict[int, str]) -> Layers:
-    """Return the layers with shared parameters, each with its rule and its parameters' names in the layout.
+    """Find the layers whose parameters are shared with the server, with each layer's gradient rule and parameter names.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def known_layers(model: nn.Module, layout: Layout, names: dict[int, str]) -> Lay
 
 
 class ByLayers:
-    """Gradient rule for known layers.
+    """Gradient rule for models of known layers: from each layer's inputs and output gradients.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class ByLayers:
         self.numbers_an_example = max(1, self._formed_numbers())
 
     def _formed_numbers(self) -> int:
-        """Count the numbers of one example's gradient that are formed: all but those of dense layers."""
+        """Count how many numbers of one example's gradient are formed: the parameters outside dense layers."""
         count = 0
         for layer in self._layers:
             if type(layer) is not nn.Linear:
@@ -118,7 +118,7 @@ class ByLayers:
         return count
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Check the model on a batch of dummies and on one dummy, as another axis may be as long as the batch.
+        """Check the model on made-up examples: a batch, and one alone, as another axis may be as long as the batch.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class ByLayers:
         here: Tensor,
         lengths: Tensor | None = None,
     ) -> GradientsAndLosses:
-        """Return gradients, losses [B], and which examples [B] have both."""
+        """Return gradients, losses [B], and a bool [B] that marks the examples with finite results."""
         calls, output = self._run(x)
         y, usable_labels = usable(y, output.shape, self._loss)
         losses = losses_of(self._loss)(output, y).reshape(len(x), -1).mean(1)
@@ -186,7 +186,7 @@ def _piece(
     inputs: Tensor,
     grads: Tensor,
 ) -> Piece:
-    """Return a layer's gradients of single examples, as products or formed by its rule."""
+    """Return a layer's gradients of single examples: as products for a dense layer, else by its rule."""
     if type(layer) is nn.Linear and inputs.dim() == 2:
         return Products(names, inputs, grads.T)
     formed = rule.form(layer, inputs, grads)

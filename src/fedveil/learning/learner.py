@@ -1,4 +1,4 @@
-"""Work of a client on a broadcast, before its method protects the result: choose, train, score."""
+"""A client's work on a broadcast before its method protects the result: choose a model, train it, score its layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from fedveil.mechanisms import Source
 
 
 class Trainer(Protocol):
-    """Trainer of clients, each from its own start; see `SequentialTrainer`."""
+    """Interface of trainers: they train many clients, each from its own start; see `SequentialTrainer`."""
 
     def train(
         self,
@@ -34,7 +34,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Result of one client's training, input to its method; all of it is private.
+    """Result of one client's training, still unprotected: the input to its method.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Work of the clients of one round.
+    """Training task of one round: the broadcast models, the clients, and what their method needs.
 
     Attributes
     ----------
@@ -62,12 +62,13 @@ class Task:
     clients, keys : sequence
         n clients with their keys (seed, round, partition).
     needs : frozenset of str
-        ``layer_scores``, ``noisy_steps``, or nothing.
+        Requirements of the method: ``layer_scores``, ``noisy_steps``, or none.
     sources : sequence of Source
         Randomness of the noise inside training (``noisy_steps``), one source for each client.
     then : callable, optional
         Called with a client's key and result when its training ends, if clients are trained one by one. Its return
-        value replaces the result. It must keep nothing of the model, as the next client is trained in the same memory.
+        value replaces the result. It must keep no reference to the model, as the next client is trained in the same
+        memory.
     """
 
     models: Tensor
@@ -79,7 +80,7 @@ class Task:
 
 
 class Learner:
-    """Model with a trainer and its options; the same under every engine.
+    """Model, training options and trainer of the clients, for any engine.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ class Learner:
     scoring : Scoring, optional
         Options of layer scores.
     unmarked : mapping of int to str, optional
-        Choices of clients, by partition, in place of `Scoring.unmarked`.
+        For single clients, by partition: a value that replaces `Scoring.unmarked`.
     trainer : Trainer, optional
         Trainer; by default chosen by `make_trainer`.
     device : str
@@ -141,7 +142,7 @@ class Learner:
 
     @property
     def private_trainer(self) -> PrivateTrainer | None:
-        """Trainer, if it adds noise itself; else None."""
+        """Trainer if it adds noise inside training; else None."""
         return self.trainer if isinstance(self.trainer, PrivateTrainer) else None
 
     def learn(
@@ -152,7 +153,7 @@ class Learner:
         needs: frozenset[str] = frozenset(),
         sources: Sequence[Source] = (),
     ) -> list[Learned | Exception]:
-        """Let each client choose a hypothesis, train it, and score layers if its method needs scores.
+        """For each client: choose the best broadcast model, train it, and score its layers if the method needs scores.
 
         Parameters
         ----------
@@ -173,7 +174,7 @@ class Learner:
         return learned
 
     def learn_together(self, tasks: Sequence[Task]) -> list[list[Learned | Exception]]:
-        """Train the clients of several federations in one call of the trainer; each task gives the same as in `learn`."""
+        """Train the clients of several federations in one call of the trainer; results are those of `learn` for each task."""
         prepared = [self._prepare(task) for task in tasks]
         work = _Work()
         for task, ready in zip(tasks, prepared, strict=True):
@@ -205,7 +206,7 @@ class Learner:
         return self.trainer.train(starts, work.clients, work.keys)
 
     def _prepare(self, task: Task) -> "list[_Prepared | Exception]":
-        """Return each client's hypothesis, with layer scores if the method needs them."""
+        """Choose each client's start, and score its layers if the method needs scores."""
         chosen = choose_each(self.model, self.layout, task.models, task.clients, self.local.loss)
         needed = "layer_scores" in task.needs
         prepared: list[_Prepared | Exception] = []
@@ -225,25 +226,25 @@ class Learner:
 
     @property
     def scorer(self) -> LayerScorer:
-        """Scorer of layers for the clients' methods."""
+        """Scorer of layers, with this learner's model, loss and region."""
         return LayerScorer(
             self.model, self.layout, self.local.loss, self.region, self.scoring, self.unmarked
         )
 
     def public_scores(self, models: Tensor, public: ClientData) -> Tensor:
-        """Return the layer scores [n, L] of received models on public data, as a ServerFact."""
+        """Compute the layer scores [n, L] of n received models on public data, for a method's `ServerFact`."""
         return self.scorer.of_models(models, public)
 
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """Client's hypothesis, with layer scores if the method needs them."""
+    """Start that a client chose, with layer scores if the method needs them."""
 
     chosen: int
     scores: dict[str, float] | None
 
     def learned(self, outcome: Trained | Exception) -> Learned | Exception:
-        """Return the input of the method after training."""
+        """Return the method's input from the trainer's result; an exception stays one."""
         if isinstance(outcome, Exception):
             return outcome
         return Learned(outcome, self.chosen, self.scores)
@@ -251,7 +252,7 @@ class _Prepared:
 
 @dataclass(eq=False)
 class _Work:
-    """Clients that are trained together, task by task."""
+    """Clients of all tasks that are trained together, in the order of the tasks."""
 
     starts: list[Tensor] = field(default_factory=list)
     clients: list[ClientData] = field(default_factory=list)
@@ -260,7 +261,7 @@ class _Work:
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Return rows as [n, d], without a copy if all clients start from the same model."""
+    """Stack rows to [n, d]; no copy is made if all clients start from the same model."""
     first = rows[0]
     if all(row.data_ptr() == first.data_ptr() for row in rows):
         return first.expand(len(rows), -1)

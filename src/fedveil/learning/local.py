@@ -15,7 +15,7 @@ from fedveil.methods.facts import NoisySteps
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(Parameters):
-    """Options of a client's training on the model it receives.
+    """Options of a client's local training in a round.
 
     Parameters
     ----------
@@ -35,7 +35,8 @@ class LocalTraining(Parameters):
     prox : float
         Mu of FedProx: every step adds mu (w - start) to the gradient. 0 is FedAvg.
     slack : float
-        Distance from the start within which FedProx's term is off: BLUR of Cheng et al. 2022 (arXiv 2203.03106).
+        Euclidean distance from the start within which FedProx's term is off (BLUR, Cheng et al. 2022, arXiv
+        2203.03106).
     keep : float
         Share of the update's coordinates that are kept, the largest ones; the others become 0 (LUS, the same paper).
     decay : float
@@ -48,12 +49,12 @@ class LocalTraining(Parameters):
         Schedule of the rate within a round. "cosine": the rate rises over the first tenth of the steps, then falls to 0
         along half a cosine. So an optimiser with a fresh state takes no long first step.
     loss : {"cross_entropy", "mse", "rmse", "l1", "huber", "poisson", "bce", "hazards", "dice", "soft_dice"}
-        Mean over the batch; rmse is the root of the batch's mean squared error. Or one of yours: a function
-        ``loss(outputs, y)`` that returns the batch's mean, a name under which `fedveil.learning.LOSSES` has registered
-        one, or ``"package.module:function"``. Options follow a name: ``"cross_entropy(weight=[1, 3],
-        label_smoothing=0.1)"``, ``"bce(pos_weight=[2.0])"``, ``"huber(delta=0.5)"``. Record and person level allow all
-        of these names but "rmse", a PyTorch loss with ``reduction="mean"``, or `fedveil.learning.example_loss` of your
-        own. Class weights are declared and public. The metric ``loss`` is this loss.
+        Mean over the batch; rmse is the root of the batch's mean squared error. Or a loss of yours: a function
+        ``loss(outputs, y)`` that returns the batch's mean, its name in `fedveil.learning.LOSSES`, or
+        ``"package.module:function"``. Options follow a name: ``"cross_entropy(weight=[1, 3], label_smoothing=0.1)"``,
+        ``"bce(pos_weight=[2.0])"``, ``"huber(delta=0.5)"``. Record and person level allow all of these names but
+        "rmse", a PyTorch loss with ``reduction="mean"``, or `fedveil.learning.example_loss` of your own. Class weights
+        are declared and public. The metric ``loss`` is this loss.
     class_weights : sequence of float
         Weight of each class at record and person level, declared and public. An example's *clipped* gradient is
         multiplied by its weight over the largest weight, so the promise stays the same. The clip would undo weights
@@ -140,7 +141,7 @@ class LocalTraining(Parameters):
 
     @property
     def unusual(self) -> str:
-        """First option that only the sequential trainer supports, or ""; a rate that is not a number is such an option."""
+        """Name of the first option that only the sequential trainer supports, or ""; a callable `lr` is such an option."""
         usual = {
             "slack": 0.0,
             "keep": 1.0,
@@ -156,7 +157,7 @@ class LocalTraining(Parameters):
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Result of local training; nothing of it leaves a client before `protect`.
+    """Result of a client's local training. It is private: only what `protect` makes of it leaves the client.
 
     Attributes
     ----------
@@ -169,7 +170,7 @@ class Trained:
     noised : NoisySteps, optional
         Noise inside `model`, if the trainer added some.
     failure : Exception, optional
-        Error because of which `model` is only noise; for the client's own log.
+        Error that made training fail, for the client's own log. `model` is then only noise.
     buffers : mapping of str to Tensor, optional
         Running statistics and counters after training, if the layout keeps them with each client.
     total : Tensor, optional

@@ -20,7 +20,7 @@ _SHOWN = 20  # names of layers shown in a refusal
 
 
 class LowRank(nn.Module):
-    """Frozen layer plus the product of two narrow layers.
+    """Layer with a low-rank adapter: a frozen base layer plus the product of two narrow trained layers.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class LowRank(nn.Module):
     scale : float
         Factor of the product.
     generator : torch.Generator
-        Generator that draws A; B begins at 0, so the model begins equal to the base.
+        Source of the initial A. B starts at 0, so at first the layer equals its base.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LowRank(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Weights of the merged layer, for modules that read a layer's weights instead of calling it."""
+        """Weights with the adapter merged in, for modules that read a layer's weights instead of calling it."""
         base = self.base.weight
         product = self.up.weight.flatten(1) @ self.down.weight.flatten(1)
         return base + product.view(base.shape) * self.scale
@@ -86,7 +86,7 @@ class LowRank(nn.Module):
 def _narrow_layers(
     base: nn.Linear | nn.Conv2d, rank: int
 ) -> tuple[nn.Linear | nn.Conv2d, nn.Linear | nn.Conv2d]:
-    """Return the two layers whose product has the shape of a base's weights."""
+    """Make the two narrow layers whose product has the shape of the base's weights."""
     if isinstance(base, nn.Linear):
         down = nn.Linear(base.in_features, rank, bias=False)
         return down, nn.Linear(rank, base.out_features, bias=False)
@@ -218,7 +218,7 @@ def _shown(names: list[str]) -> str:
 
 
 def _require_adaptable(model: nn.Module, name: str, rank: int) -> None:
-    """Refuse a layer that cannot have an adapter, and a rank that saves no parameters."""
+    """Refuse a layer without room for an adapter of this rank, or of an unsupported kind."""
     layer = model.get_submodule(name)
     parent, _, _ = name.rpartition(".")
     kind = type(layer).__name__

@@ -13,7 +13,7 @@ from fedveil.learning.torch_losses import Paired
 
 
 def _weights(field: str, value: Any) -> Tensor:
-    """Return weights of classes, or a single weight."""
+    """Convert a number or list of numbers above 0 to a tensor of weights."""
     numbers = value if isinstance(value, list | tuple) else [value]
     if not numbers or not all(_is_number(one) for one in numbers):
         raise FieldError(

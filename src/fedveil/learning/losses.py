@@ -1,4 +1,4 @@
-"""Losses by name, checks of labels row by row, and the outputs of a model for one flat vector."""
+"""Losses by name, checks of labels for each example, and outputs of a model under given parameters."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +40,9 @@ RMSE_FLOOR = 1e-12  # added under the root, so that the derivative exists at err
 
 
 def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the cross-entropy of logits [B, classes, ...] and int64 classes [B, ...]: mean, or ("none") by label.
+    """Compute the cross-entropy of logits [B, classes, ...] and int64 classes [B, ...].
+
+    With reduction "mean" it is one number, with "none" the loss of each label.
 
     Raises
     ------
@@ -58,9 +60,10 @@ def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the squared error: the mean, or ("none") of each number; an output [B, 1] fits targets [B].
+    """Compute the squared error: its mean, or with reduction "none" that of each number.
 
-    For classes [B], outputs [B, classes] are compared with 1 for the class and 0 for the others.
+    Outputs [B, 1] fit targets [B]. For classes [B], outputs [B, classes] are compared with 1 for the class and 0 for
+    the others.
 
     Raises
     ------
@@ -76,27 +79,28 @@ def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def of_classes(outputs: Sequence[int], y: Tensor, axes: int) -> bool:
-    """Whether targets with so many axes are class numbers for outputs of shape [..., classes]."""
+    """Whether targets y are class numbers for outputs [..., classes]: integers with `axes` axes, one fewer than the outputs."""
     if y.is_floating_point():
         return False
     return y.dim() == axes == len(outputs) - 1 and outputs[-1] > 1
 
 
 def rmse(output: Tensor, y: Tensor) -> Tensor:
-    """Return the root of the batch's mean squared error plus 1e-12; it is not a mean of single examples' losses."""
+    """Compute the root of (mean squared error of the batch + 1e-12). It is not a mean over examples."""
     return (mse(output, y) + RMSE_FLOOR).sqrt()
 
 
 def dice(output: Tensor, y: Tensor) -> Tensor:
-    """Return cross-entropy plus `soft_dice`, for a class in each pixel if some classes are rare."""
+    """Compute cross-entropy plus `soft_dice`: for segmentation (a class for each pixel) with rare classes."""
     return soft_dice(output, y) + cross_entropy(output, y)
 
 
 def soft_dice(output: Tensor, y: Tensor) -> Tensor:
-    """Return the soft Dice loss of the classes above 0, for one class in each pixel; even a weak detector learns from it.
+    """Compute the soft Dice loss of the classes above 0, for segmentation. A detector that is still weak learns from it, too.
 
-    Logits are [B, classes, H, W], classes [B, H, W]. An image and class has 1 - (2 sum p t + 1) / (sum p + sum t + 1),
-    with the softmax p and the truth t (Milletari et al. 2016, arXiv 1606.04797, with sums instead of sums of squares).
+    Logits are [B, classes, H, W], labels [B, H, W]. The loss of one class in one image is 1 - (2 sum p t + 1) / (sum p
+    + sum t + 1), with the softmax p and the one-hot label t. Source: Milletari et al. 2016 (arXiv 1606.04797), here
+    with sums instead of sums of squares.
     """
     if output.dim() < 3:
         raise FieldError(
@@ -112,7 +116,7 @@ def soft_dice(output: Tensor, y: Tensor) -> Tensor:
 
 
 def hazards(output: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of survival in discrete time, see `Hazards`: outputs [B, intervals], targets [B, 2]."""
+    """Compute the survival loss in discrete time (`Hazards`) of logits [B, intervals] and targets [B, 2]."""
     return Hazards().of_batch(output, y)
 
 
@@ -148,7 +152,7 @@ LABELWISE: dict[str, LossFunction] = {
 
 
 def loss_of(loss: str | LossFunction) -> LossFunction:
-    """Return a loss function: `loss` itself, the one of that name in `LOSSES`, or your ``"package.module:function"``."""
+    """Return the loss function for a function, a name in `LOSSES`, or ``"package.module:function"``."""
     if callable(loss):
         return loss
     require_a(
@@ -171,13 +175,12 @@ def base_name(loss: object) -> str:
 
 
 def losses_of(loss: str | LossFunction) -> LossFunction:
-    """Return the function that gives the loss of every label [B, ...]; the requested loss is its mean.
+    """Return a function that computes the loss of each label [B, ...]; the mean of these is the requested loss.
 
     Raises
     ------
     FieldError
-        For a loss that is not known to be a mean over examples, as methods that need single examples' losses cannot use
-        it.
+        For a loss that is not known to be a mean over examples, because losses of single examples are needed.
     """
     loss_of(loss)
     known = single(loss)
@@ -185,12 +188,12 @@ def losses_of(loss: str | LossFunction) -> LossFunction:
 
 
 def single(loss: str | LossFunction) -> str | Labelwise:
-    """Return a loss that is a mean over examples: a name of `LABELWISE`, or a PyTorch loss by label.
+    """Return the form of a loss that gives losses of single examples: a name in `LABELWISE`, or a `Labelwise` object.
 
     Raises
     ------
     FieldError
-        For any other loss.
+        If the loss is not known to be a mean over examples.
     """
     if isinstance(loss, Labelwise):
         return loss
@@ -210,7 +213,7 @@ def single(loss: str | LossFunction) -> str | Labelwise:
 
 
 def _why_not(loss: LossFunction) -> str:
-    """Return the reason why a loss has no gradients of single examples that could be clipped."""
+    """Explain why a loss has no clippable gradients of single examples."""
     kind = type(loss).__name__
     name = str(getattr(loss, "__name__", kind))
     if "cox" in name.lower():
@@ -231,9 +234,9 @@ def usable(
     outputs: Sequence[int],
     loss: str | Labelwise,
 ) -> tuple[Tensor, Tensor]:
-    """Replace labels that are not classes, and return which examples have only valid labels.
+    """Find the examples whose labels are all valid, and set the other examples' labels to 0.
 
-    An invalid label would raise an error for the whole batch.
+    An invalid label would otherwise raise an error for the whole batch.
 
     Parameters
     ----------
@@ -274,9 +277,9 @@ def masked(
     outputs: Sequence[int],
     loss: str | Labelwise,
 ) -> tuple[Tensor, LossFunction]:
-    """Return targets, and a mean loss of a batch for them that never uses a label as an index, as that may raise.
+    """Return targets and a mean batch loss for them that never uses a label as an index, as an invalid one would raise.
 
-    Where needed, labels become a mask [B, classes, ...] or one-hot vectors.
+    Where needed, labels become a one-hot mask [B, classes, ...].
     """
     if isinstance(loss, Labelwise) and (y.is_floating_point() or not loss.has_mask):
         return y, loss.of_batch
@@ -296,18 +299,18 @@ def masked(
 
 
 def _entropy_of_mask(output: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean cross-entropy of a batch whose classes are given as a mask [B, classes, ...]."""
+    """Return the mean cross-entropy of a batch whose true classes are a one-hot mask [B, classes, ...]."""
     return mean_of_mask(output.log_softmax(1), mask)
 
 
 def outputs_of(answer: Any) -> Tensor:
-    """Return the outputs [B, ...] in a module's answer, as all trainers, metrics and attacks use them.
+    """Extract the output tensor [B, ...] from what a module's forward method returned.
 
     Parameters
     ----------
     answer : Tensor, object, mapping or sequence
-        Outputs themselves, an object with ``.logits`` (Hugging Face's models), a mapping with "logits" or "out"
-        (torchvision's segmentation models), or a tuple whose first part is used (``nn.GRU``, ``nn.LSTM``).
+        The outputs, or an object with ``.logits`` (Hugging Face's models). Or a mapping with "logits" or "out"
+        (torchvision's segmentation models), or a tuple that begins with the outputs (``nn.GRU``, ``nn.LSTM``).
 
     Raises
     ------
@@ -329,7 +332,7 @@ def outputs_of(answer: Any) -> Tensor:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[nn.Module]:
-    """Put a module into evaluation mode, and restore the mode and state of every part afterwards."""
+    """Put a module into evaluation mode for this context, then restore the mode and state of every part."""
     modes = [(part, part.training) for part in module.modules()]
     state = OwnState(module)
     module.eval()
@@ -350,7 +353,7 @@ def predict(
     batch: int = 512,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Compute a module's outputs under other parameters; the module itself is unchanged.
+    """Compute a module's outputs with the parameters of a flat vector; the module itself is unchanged.
 
     Parameters
     ----------

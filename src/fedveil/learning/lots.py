@@ -1,4 +1,4 @@
-"""Lots of private steps: the units whose contributions are clipped, and the places of their rows in a batch."""
+"""Lots (random batches) of private steps: their units, the places of the units' rows in a batch, and clipped sums."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +27,14 @@ KEPT = 1 << 26  # numbers of factors that are kept from round to round
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Rows of a client's units, the same number for each unit, so that nobody's images shift another's.
+    """Row numbers of a client's protected units, the same number of places for each unit.
+
+    So the number of one person's images does not shift another person's place in a batch.
 
     Attributes
     ----------
     rows : Tensor
-        [n, each] int64: a unit's examples, in order; 0 for an empty place.
+        [n, each] int64: row numbers of a unit's examples, in order; 0 for an empty place.
     present : Tensor
         [n, each] bool: whether the place holds an example.
     """
@@ -46,12 +48,12 @@ class Units:
 
     @property
     def each(self) -> int:
-        """Number of rows of a unit."""
+        """Number of places of a unit."""
         return self.rows.shape[1]
 
     @classmethod
     def of(cls, client: ClientData, images: int) -> "Units":
-        """Return single examples if `images` is 0; else persons, with at most `images` of each, her first ones.
+        """Return the units of a client: examples if `images` is 0, else persons, each with at most her first `images` rows.
 
         Which of a person's images are left out depends only on her own images.
 
@@ -91,7 +93,7 @@ class Units:
         places: Tensor | None,
         count: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return rows and presence, [count * each], with chosen units at their places and dummies elsewhere.
+        """Lay the chosen units out in a batch: row numbers and presence, [count * each], with dummies in the other places.
 
         Parameters
         ----------
@@ -111,7 +113,7 @@ class Units:
 
 
 class Lots:
-    """Lots of a trainer's clients, and their clipped sums.
+    """Clipped sums over lots (random batches) of clients' units, with cached batches and norms.
 
     Parameters
     ----------
@@ -122,12 +124,12 @@ class Lots:
     inputs : Inputs
         Conversion of examples for the model.
     generator : torch.Generator
-        Source of the random draws that reading an example again makes.
+        Randomness for random transforms of examples that are read at each use.
 
     Attributes
     ----------
     whole : mapping of ClientData to dict
-        Full batch of a client as it was assembled, for one client at a time.
+        Cached full batch of a client, for one client at a time.
     """
 
     def __init__(
@@ -152,14 +154,14 @@ class Lots:
         )  # number of threads for which the bases were computed
 
     def units_of(self, client: ClientData) -> Units:
-        """Return the units of a client."""
+        """Return the units of a client, computed once."""
         self._forget_what_was_edited(client)
         if client not in self._units:
             self._units[client] = Units.of(client, self._noisy.images)
         return self._units[client]
 
     def _forget_what_was_edited(self, client: ClientData) -> None:
-        """Forget what is known of a client whose tensors were written since; an old norm would clip wrongly."""
+        """Clear a client's cache if its tensors were changed in place, as an old norm would clip wrongly."""
         versions = tuple(
             _version(part) for part in (client.x, client.y, client.person, client.masks)
         )
@@ -176,11 +178,12 @@ class Lots:
         chosen: Tensor,
         source: Source,
     ) -> tuple[Tensor, Tensor]:
-        """Return the clipped sum and losses of a lot; a unit's place in the batch does not depend on other units.
+        """Compute the clipped sum [d] over a lot, and the losses of its rows. A unit's place depends on no other unit.
 
-        A full batch of a public number of examples keeps their order. A full batch of persons has a random order, drawn
-        when it is assembled, as their own order would follow their first images. Otherwise units are spread at random
-        over a public number of places, with dummies between them; a lot that is too large counts as zero.
+        A full batch of examples keeps their order, as its size is public. A full batch of persons has a random order,
+        drawn when it is assembled, as their own order would follow their first images. Otherwise units are spread at
+        random over a public number of places, with dummies between them. A lot with more units than places counts as
+        zero.
         """
         noisy = self._noisy
         units = self.units_of(client)
@@ -204,9 +207,10 @@ class Lots:
         )
 
     def blanked_sum(self, client: ClientData) -> Tensor:
-        """Return the sum [d] of the gradients of all blanked examples (or persons' means), without clip and noise.
+        """Compute the sum [d] of the gradients of all blanked examples (or of persons' means), without clip and noise.
 
-        It is over all units, whatever the lot of a step, and depends on no marked content (`fedveil.learning.regions`).
+        Blanked examples have their marked coordinates replaced. The sum is over all units, not over a lot, and does not
+        depend on marked content (`fedveil.learning.regions`).
 
         Raises
         ------
@@ -229,7 +233,7 @@ class Lots:
         return total
 
     def blanked_of(self, client: ClientData) -> ClientData:
-        """Return a client's blanked examples, made once."""
+        """Return a client's examples with their marked coordinates blanked, computed once."""
         self._forget_what_was_edited(client)
         if client not in self._blanked:
             warn_of_followed_content(client)
@@ -305,10 +309,10 @@ class Lots:
         rows: Tensor,
         present: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Read a batch of examples one by one, as transforms may raise errors and draw random numbers.
+        """Read a batch one example at a time, as random transforms may raise errors and draw random numbers.
 
-        An example that raises is removed from `present`. Random draws depend on an example's place, not on other
-        examples.
+        An example that raises an error is removed from `present`. Random draws depend on an example's place, not on
+        other examples.
         """
         x = torch.zeros((len(rows), *client.x.shape[1:]), dtype=client.x.dtype)
         seed = int(torch.randint(1 << 62, (), generator=self._generator))
@@ -339,7 +343,7 @@ class Lots:
         units: int,
         each: int,
     ) -> Bases:
-        """Return the factors of the persons' inputs that were read at their places."""
+        """Factorise the persons' inputs in a batch that was just read, at their places."""
         where = torch.arange(units) if places is None else places
         where = where.to(x.device)
         inputs = x.reshape(-1, each, *x.shape[1:])[where]
@@ -347,9 +351,10 @@ class Lots:
         return self._sums.bases(inputs.flatten(0, 1), present)
 
     def _bases_of(self, client: ClientData, most: int) -> Bases:
-        """Return the factors of a client's inputs by person, kept until the number of threads (and so rounding) changes.
+        """Return the factors of a client's inputs by person, cached until the number of threads (and so rounding) changes.
 
-        What is kept changes only the time. A silo without persons keeps none, and the number of persons is private.
+        The cache changes only the run time, not the result. A silo without persons has no cache, and the number of
+        persons is private.
         """
         units = self.units_of(client)
         if self._threads != torch.get_num_threads():
@@ -366,7 +371,7 @@ class Lots:
 
 
 def _version(part: Any) -> int:
-    """Return how often a tensor was written in place; 0 for a tensor that does not count it."""
+    """Return the number of in-place changes of a tensor; 0 if the tensor does not count them."""
     if not isinstance(part, Tensor) or part.is_inference():
         return 0
     return part._version

@@ -1,4 +1,4 @@
-"""Made-up examples of a declared shape: failures on them are refused before the first message."""
+"""Made-up examples of a declared shape, on which a model is tried before the first message."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
     Yields
     ------
     tuple of Tensor
-        Numbers in [0, 1], then zeros, then ones, each with a different batch. Whole numbers stay in a range that most
+        Two different batches each: random numbers in [0, 1], then zeros, then ones. Integers stay in a range that most
         embeddings have.
     """
     shape = (rows, *x.shape[1:])
@@ -41,7 +41,7 @@ def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def labels(y: Tensor, rows: int, classes: int = 1) -> Tensor:
-    """Return made-up labels like y [N, ...]: the first classes in turn, or targets in [0, 1]."""
+    """Make up labels like y [N, ...]: the first classes in turn, or targets in [0, 1]."""
     shape = (rows, *y.shape[1:])
     if not y.is_floating_point():
         trailing = [1] * (y.dim() - 1)
@@ -57,7 +57,7 @@ def not_trainable(
     y: Tensor,
     failure: Exception | None,
 ) -> FieldError:
-    """Return the refusal of a model that raised on made-up examples like x and y [N, ...]."""
+    """Return the error that refuses a model because it failed on made-up examples like x and y [N, ...]."""
     shapes = f"x {list(x.shape[1:])} and y {list(y.shape[1:])}"
     accepted = f"cannot be trained on made-up examples of the declared shape ({shapes}): {failure}"
     return FieldError("model", kind_of(model), accepted)

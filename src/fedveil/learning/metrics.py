@@ -1,6 +1,6 @@
 """Metrics of a model by name; each is computed for many groups of examples (clients) at once.
 
-A metric is a function of `Answers` with a name; a decorator registers another one::
+A metric is a function of `Answers`, registered under its own name by a decorator. To add one::
 
     @metric(task="values")
     def mae(answers: Answers) -> NDArray[np.float64]:
@@ -37,13 +37,13 @@ DISCRETE: tuple[TaskKind, ...] = ("classes", "labels")
 
 @metric(task=None)
 def loss(answers: Answers) -> Floats:
-    """Requested loss; by default cross-entropy (nats) or squared error. Infinite if it is NaN."""
+    """Mean loss: the requested one, or by default cross-entropy (nats) or squared error. NaN becomes infinity."""
     asked = answers.mean(answers.losses) if answers.asked is None else answers.asked
     return np.where(answers.counts > 0, _infinite_for_nan(asked), np.nan)
 
 
 def _infinite_for_nan(values: Floats) -> Floats:
-    """Replace NaN by infinity, as a diverged model is the worst possible."""
+    """Replace NaN by infinity, so that a diverged model counts as the worst possible."""
     return np.nan_to_num(values, nan=np.inf, posinf=np.inf)
 
 
@@ -77,42 +77,42 @@ def hamming(answers: Answers) -> Floats:
 
 @metric()
 def balanced_accuracy(answers: Answers) -> Floats:
-    """Mean over the classes that occur of the fraction of each that is found."""
+    """Mean recall over the classes that occur among the labels."""
     right, wanted, _ = answers.table
     return answers.macro(quotients(right, wanted), wanted > 0)
 
 
 @metric(task=DISCRETE)
 def precision(answers: Answers) -> Floats:
-    """Macro precision over the classes among labels or predictions; 0 for a class that is never predicted."""
+    """Macro precision, over the classes that are labels or predicted; 0 for a class that is never predicted."""
     right, wanted, given = answers.table
     return answers.macro(right / np.maximum(given, 1), wanted + given > 0)
 
 
 @metric(task=DISCRETE)
 def recall(answers: Answers) -> Floats:
-    """Macro recall over the classes among labels or predictions; 0 for a class that is no label."""
+    """Macro recall, over the classes that are labels or predicted; 0 for a class that is only predicted."""
     right, wanted, given = answers.table
     return answers.macro(right / np.maximum(wanted, 1), wanted + given > 0)
 
 
 @metric(task=DISCRETE)
 def f1(answers: Answers) -> Floats:
-    """Macro F1 over the classes among labels or predictions."""
+    """Macro F1, over the classes that are labels or predicted."""
     right, wanted, given = answers.table
     return answers.macro(2 * right / np.maximum(wanted + given, 1), wanted + given > 0)
 
 
 @metric(task=DISCRETE)
 def iou(answers: Answers) -> Floats:
-    """Macro intersection over union, over the classes among labels or predictions."""
+    """Macro intersection over union, over the classes that are labels or predicted."""
     right, wanted, given = answers.table
     return answers.macro(right / np.maximum(wanted + given - right, 1), wanted + given > 0)
 
 
 @metric()
 def sensitivity(answers: Answers) -> Floats:
-    """Fraction of positives that are found: class 1 of two; with more classes, the mean of each against the rest."""
+    """Recall of class 1, if there are two classes; with more, the mean recall of the classes that occur."""
     right, wanted, _ = answers.table
     rates = quotients(right, wanted)
     if rates.shape[1] == 2:
@@ -122,7 +122,7 @@ def sensitivity(answers: Answers) -> Floats:
 
 @metric()
 def specificity(answers: Answers) -> Floats:
-    """Fraction of negatives that are recognised: class 0 of two; with more classes, the mean of each against the rest."""
+    """Share of class 0 that is recognised, if there are two classes; with more, the mean of each class against the rest."""
     right, wanted, given = answers.table
     negatives = answers.counts[:, None] - wanted
     false_positives = given - right
@@ -134,7 +134,7 @@ def specificity(answers: Answers) -> Floats:
 
 @metric()
 def positive_precision(answers: Answers) -> Floats:
-    """Precision of class 1 of two; 0 if it occurs and is never predicted."""
+    """Precision of class 1 (of two); 0 if the class occurs and is never predicted."""
     right, wanted, given = answers.table
     named = np.where(wanted > 0, np.maximum(given, 1), given)
     return answers.positive(quotients(right, named))
@@ -142,27 +142,33 @@ def positive_precision(answers: Answers) -> Floats:
 
 @metric()
 def positive_f1(answers: Answers) -> Floats:
-    """F1 of class 1 of two."""
+    """F1 of class 1 (of two)."""
     right, wanted, given = answers.table
     return answers.positive(quotients(2 * right, wanted + given))
 
 
 @metric()
 def positive_iou(answers: Answers) -> Floats:
-    """Intersection over union of class 1 of two."""
+    """Intersection over union of class 1 (of two)."""
     right, wanted, given = answers.table
     return answers.positive(quotients(right, wanted + given - right))
 
 
 @metric()
 def image_iou(answers: Answers) -> Floats:
-    """Mean over images of class 1's intersection over union, over images in which it is true or predicted."""
+    """Mean over images of the intersection over union of class 1 (of two); images without the class are left out.
+
+    An image counts if the class is in its labels or in its predictions.
+    """
     return answers.of_images(positive_iou)
 
 
 @metric()
 def image_precision(answers: Answers) -> Floats:
-    """Mean over images of class 1's precision, over images in which it is true or predicted; 0 if it is only true."""
+    """Mean over images of the precision of class 1 (of two); 0 in an image where the class is missed altogether.
+
+    An image counts if the class is in its labels or in its predictions.
+    """
     return answers.of_images(positive_precision)
 
 
@@ -179,13 +185,16 @@ def _positive_recall(answers: Answers) -> Floats:
 
 @metric()
 def image_f1(answers: Answers) -> Floats:
-    """Mean over images of class 1's F1, over images in which it is true or predicted."""
+    """Mean over images of the F1 of class 1 (of two); images without the class are left out.
+
+    An image counts if the class is in its labels or in its predictions.
+    """
     return answers.of_images(positive_f1)
 
 
 @metric(task=DISCRETE)
 def micro_auc(answers: Answers) -> Floats:
-    """Area under the ROC curve of all pairs of example and class, pooled; it is high if one class is rare."""
+    """Area under the ROC curve of all pairs of example and class, pooled. Rare classes raise it."""
     scores = answers.probabilities
     classes = answers.outputs.shape[1]
     truth = answers.labels
@@ -199,7 +208,7 @@ def micro_auc(answers: Answers) -> Floats:
 
 @metric(task=DISCRETE)
 def auc(answers: Answers) -> Floats:
-    """Area under the ROC curve of class 1 of two; with more classes, the mean of each that occurs against the rest."""
+    """Area under the ROC curve of class 1 (of two); with more classes, the mean of each class against the rest."""
     classes = answers.outputs.shape[1]
     several_hold = answers.task == "labels"
     first = 0 if classes > 2 or several_hold else 1  # with two classes one area is enough
@@ -219,14 +228,14 @@ def task_of(
     loss: Loss | None = None,
     outputs: Sequence[int] | None = None,
 ) -> TaskKind:
-    """Return the kind of task; "other" if outputs and labels have shapes that cannot be compared one by one.
+    """Return the kind of task that labels and loss define; "other" if outputs and labels have shapes that do not match.
 
     Parameters
     ----------
     y : Tensor
         [N, ...], labels.
     loss : str or callable, optional
-        Loss as in `LocalTraining`. Without one, whole numbers are classes, and other numbers values.
+        Loss as in `LocalTraining`. Without one, integers are classes, and other numbers are values.
     outputs : sequence of int, optional
         Shape of the model's outputs, [N, ...].
     """
@@ -246,7 +255,8 @@ def task_of(
 def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]:
     """Return the metrics to compute: the given ones, or the task's usual ones.
 
-    If several labels may hold, ``auc[2]`` is the metric for label 2 only, ``auc[each]`` for every label.
+    If several labels may hold, ``auc[2]`` is the metric for label 2 alone, and ``auc[each]`` stands for one metric for
+    each label.
 
     Raises
     ------
@@ -271,7 +281,7 @@ def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]
 
 
 def _require_of_label(name: str, base: str, task: TaskKind) -> None:
-    """Refuse a metric of one label if several labels cannot hold, or if the metric is not for classifications."""
+    """Refuse a metric of a single label, such as ``auc[2]``, unless several labels may hold and it is for classifications."""
     of_classification = base != "loss" and "classes" in METRICS[base].tasks
     if task != "labels" or not of_classification:
         accepted = (
@@ -281,7 +291,7 @@ def _require_of_label(name: str, base: str, task: TaskKind) -> None:
 
 
 def _of_label(name: str) -> tuple[str, str]:
-    """Split a metric's name from its label: ``auc[2]`` gives "auc", "2"; the label is empty for all labels together."""
+    """Split a name like ``auc[2]`` into metric and label, "auc" and "2"; without brackets the label is ""."""
     found = re.fullmatch(r"(\w+)\[(\d+|each)\]", name)
     if found is None:
         return name, ""
@@ -305,7 +315,7 @@ def _each_label(names: Sequence[str], labels: int) -> tuple[str, ...]:
 
 
 def _column(name: str, answers: Answers) -> Floats:
-    """Return a metric of each group."""
+    """Compute a metric by its name for each group, [n]."""
     base, label = _of_label(name)
     if label:
         answers = answers.of_label(int(label))
@@ -318,7 +328,7 @@ def metrics(
     names: Sequence[str] | None = None,
     loss: Loss | None = None,
 ) -> Figures:
-    """Compute the metrics of a model's outputs.
+    """Compute metrics from a model's outputs and the true labels.
 
     Parameters
     ----------
@@ -379,21 +389,21 @@ def metrics_of_groups(
 
 
 def _is_function(loss: Loss | None) -> bool:
-    """Whether a loss is a function that returns only a mean, without the loss of each label."""
+    """Whether a loss gives only the mean of a batch, and not the loss of each label."""
     if loss is None:
         return False
     return not (isinstance(loss, str) and loss in LABELWISE)
 
 
 def _has_numbers_of_no_class(answers: Answers) -> bool:
-    """Whether labels are numbers beyond the classes, such as those of a triplet loss."""
+    """Whether a label is larger than the last class, as for a triplet loss."""
     if answers.task != "classes" or not len(answers.labels):
         return False
     return bool(answers.labels.max() >= answers.outputs.shape[1])
 
 
 def answers_to(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Answers | None:
-    """Return the answers of one group with the truth, without void labels.
+    """Pair outputs with the true labels as one group of `Answers`; void labels are left out.
 
     Returns
     -------
@@ -412,7 +422,7 @@ def _figures(
     sizes: Sequence[int],
     chosen: Sequence[str],
 ) -> list[Figures]:
-    """Return the metrics of each group; `answers` hold no group without examples."""
+    """Compute the chosen metrics of each group; a group without examples is not in `answers`."""
     columns = [np.asarray(_column(name, answers), np.float64) for name in chosen]
     figures: list[Figures] = []
     row = 0
@@ -435,7 +445,7 @@ def _asked(
     void: Tensor,
     sizes: Sequence[int],
 ) -> Floats:
-    """Return the loss of each group by its function; NaN if all labels are void or the function fails."""
+    """Compute the requested loss of each group, [n]; NaN if all its labels are void or the loss function fails."""
     lengths = list(sizes)
     parts = zip(
         torch.split(outputs, lengths),
@@ -464,7 +474,7 @@ def _answers(
     sizes: Sequence[int],
     loss: Loss | None,
 ) -> tuple[Answers, Tensor]:
-    """Return answers with the truth, one row for each label that is not void, and which labels are void."""
+    """Pair outputs with the true labels, one row for each label that is not void; also return which labels are void."""
     meaning = output_meaning(loss, outputs.shape, y)
     void = void_labels(loss, y, outputs.shape)
     if task == "other":
@@ -506,7 +516,7 @@ def _rows_of_labels(
     outputs: Tensor,
     y: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs and labels in the form of `Answers`, one row for each label."""
+    """Reshape outputs and labels to one row for each label, as `Answers` needs them."""
     if task == "other":
         return torch.zeros(len(y), 1), torch.zeros(len(y), dtype=torch.int64)
     if task == "values":
@@ -525,11 +535,11 @@ def _rows_of_labels(
 
 
 def _by_label(values: Tensor) -> Tensor:
-    """Return [N, C, ...] as [M, C], one row for each label."""
+    """Reshape [N, C, ...] to [M, C], one row for each label."""
     return values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
 def _finite(answers: Answers) -> NDArray[np.bool_]:
-    """Return which groups have only finite logits."""
+    """Return which groups [n] have only finite logits."""
     odd = np.asarray(~np.isfinite(answers.outputs).all(axis=1))
     return np.equal(answers.mean(odd), 0.0)

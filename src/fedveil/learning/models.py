@@ -1,4 +1,4 @@
-"""Small models by name, initialised from a seed only."""
+"""Small models by name; their initial weights depend on a seed alone."""
 
 import inspect
 from collections import OrderedDict
@@ -40,10 +40,11 @@ def logistic(
     bias: bool = True,
     inputs: str = "given",
 ) -> nn.Module:
-    """Build one dense layer on the flattened input (multinomial logistic or linear regression).
+    """Build logistic or linear regression: one dense layer on the flattened input.
 
-    ``inputs = "centred"`` subtracts one half from inputs that are declared to lie within 0 and 1. ``"standardised"``
-    subtracts each example's own mean, and divides by its own deviation. Both help under noise, and cost no privacy.
+    Options of `inputs`: ``"given"`` changes nothing; ``"centred"`` subtracts one half, for inputs between 0 and 1.
+    ``"standardised"`` subtracts each example's own mean and divides by its own deviation. Both help under noise, and
+    cost no privacy.
     """
     dense = nn.Linear(prod(input_shape), outputs, bias=bias)
     return _stack([("flatten", nn.Flatten()), *_scaled(inputs), ("dense", dense)])
@@ -56,7 +57,7 @@ def mlp(
     hidden: Sequence[int] = (64,),
     activation: str = "relu",
 ) -> nn.Module:
-    """Build dense layers of the given hidden sizes, with ``"relu"`` or ``"tanh"`` between them."""
+    """Build a multilayer perceptron with the given hidden sizes, and ``"relu"`` or ``"tanh"`` between the layers."""
     require_choice("activation", activation, ("relu", "tanh"))
     sizes = [prod(input_shape)]
     for size in hidden:
@@ -77,7 +78,7 @@ def small_cnn(
     dense: int = 64,
     activation: str = "tanh",
 ) -> nn.Module:
-    """Build convolutions 3x3 with average pooling for small images (8x8, 28x28), then two dense layers.
+    """Build a CNN for small images (8x8, 28x28): 3x3 convolutions with average pooling, then two dense layers.
 
     Gradient inversion and layer scores work best with a twice differentiable activation: any but ``"relu"``.
     """
@@ -107,9 +108,10 @@ def lenet(
     channels: int = 12,
     activation: str = "sigmoid",
 ) -> nn.Module:
-    """Build the usual target of gradient inversion: three 5x5 convolutions, the first two of stride 2, and a dense layer.
+    """Build the LeNet that gradient inversion usually attacks: three 5x5 convolutions and a dense layer.
 
-    Source: Zhu, Liu and Han 2019 (arXiv 1906.08935), section 4; weights start as in PyTorch.
+    The first two convolutions have stride 2. Source: Zhu, Liu and Han 2019 (arXiv 1906.08935), section 4. Initial
+    weights are PyTorch's.
     """
     make = ACTIVATIONS[require_choice("activation", activation, ACTIVATIONS)]
     before, height, width = image_shape(input_shape, 4)
@@ -137,8 +139,8 @@ def alzheimer_cnn(
 
     It has 3x3 convolutions of 32, 64 and 128 channels, then dense layers of 64, 32 and the outputs. The paper prints no
     kernel size; 3x3 without padding ("valid") is our assumption. Pooling comes before ReLU: the two commute, and ReLU
-    then has a quarter of the work. Weights start as in Keras (Glorot uniform, biases 0); the model then learns faster
-    than with ``init="torch"``.
+    then has a quarter of the work. Initial weights are those of Keras (Glorot uniform, biases 0), with which it learns
+    faster than with ``init="torch"``.
     """
     require_choice("init", init, ("glorot", "torch"))
     channels, height, width = image_shape(input_shape, 18)
@@ -173,7 +175,7 @@ def alzheimer_cnn(
 
 
 def _start_as_keras(model: nn.Sequential) -> None:
-    """Draw Glorot's uniform weights, and set biases to 0."""
+    """Initialise a model as Keras does: Glorot's uniform weights, and biases of 0."""
     for part in model:
         if isinstance(part, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(part.weight)
@@ -204,7 +206,7 @@ def build_model(
     seed: int,
     **options: Any,
 ) -> nn.Module:
-    """Build a model of the registry ``MODELS``.
+    """Build a model by name, with initial weights from a seed.
 
     Parameters
     ----------
@@ -219,7 +221,8 @@ def build_model(
         Seed of the weights; the same seed gives the same bits. The global random state is unchanged.
     **options
         Options of the model, and those of `fedveil.learning.tuning.tuned`: weights, train, lora, rank, ... With
-        ``cached=True`` the result is the part that is trained on features; `input_shape` is still that of an example.
+        ``cached=True`` the result is only the part that is trained on features; `input_shape` is still that of an
+        example.
 
     Returns
     -------
@@ -249,7 +252,7 @@ def halves(
     seed: int,
     **options: Any,
 ) -> tuple[nn.Module | None, nn.Module]:
-    """Build a model in two parts: a ``cached`` part that computes features once (or None), and the trained part.
+    """Build a model in two parts: the frozen part whose features are computed once (None unless ``cached``), and the rest.
 
     Parameters
     ----------
@@ -271,7 +274,7 @@ def halves(
 
 
 def tuning_of(name: str) -> tuple[str, ...]:
-    """Return the options of `tuned` that a model takes: those that its own factory does not have."""
+    """Return the names of the options of `tuned` that a model accepts: all that its own factory does not have."""
     own = inspect.signature(MODELS.find(name)).parameters
     _, *keys = inspect.signature(tuned).parameters
     return tuple(key for key in keys if key not in own)
@@ -279,7 +282,7 @@ def tuning_of(name: str) -> tuple[str, ...]:
 
 @contextmanager
 def _of_model() -> Iterator[None]:
-    """Name the options in a refusal as options of a model."""
+    """Add the prefix ``model.`` to the field of a refusal inside this context."""
     try:
         yield
     except FieldError as error:
@@ -337,7 +340,7 @@ def _require_memory(
     given: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Count the parameters before memory is taken for them, and refuse a model too large for any machine."""
+    """Refuse a model too large for any machine; its parameters are counted before memory is reserved for them."""
     try:
         with torch.device("meta"):
             size = sum(p.numel() for p in factory(**given).parameters())
@@ -365,14 +368,14 @@ def initial_models(
     seed: int,
     **options: Any,
 ) -> Tensor:
-    """Return initial vectors of k hypotheses, each from its own seed.
+    """Return the initial parameters of k hypotheses (models), each drawn from its own seed.
 
     Parameters
     ----------
     factory : str or callable
         Name of a model (then `options` are those of :func:`build_model`), or a function of a seed.
     k : int
-        Number of hypotheses. The first is ``factory(seed)`` itself, so one hypothesis is an ordinary initial model.
+        Number of hypotheses. The first is ``factory(seed)``, so with k = 1 the result is an ordinary initial model.
     seed : int
         Seed of the first hypothesis; those of the others are derived from it.
 
@@ -393,7 +396,7 @@ def initial_models(
 
 
 def _scaled(inputs: str) -> Parts:
-    """Return a first layer that scales inputs; nothing if inputs are taken unscaled."""
+    """Return the layer that scales inputs, in a list; empty for "given"."""
     scaling: Any = require_choice("inputs", inputs, SCALINGS)
     return [] if scaling == "given" else [("scaled", ScaledInputs(scaling))]
 
@@ -403,7 +406,7 @@ def _stack(parts: Parts) -> nn.Sequential:
 
 
 def image_shape(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
-    """Return channels, height and width of an image of at least `least` x `least` pixels; refuse other inputs."""
+    """Return channels, height and width; refuse inputs that are not images of at least `least` x `least` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise FieldError(
             "input_shape",

@@ -1,4 +1,4 @@
-"""Noised steps of one client in one round: lots, their clipped sums, and the noise on each."""
+"""One client's round of noised steps: its lots (random batches), their clipped sums, and the noise on each sum."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ _LOG = logger(__name__)
 
 
 class NoisyRound:
-    """Noised steps of one client: draws each lot, sums its clipped gradients and adds noise.
+    """Noised gradients of one client in one round: draw a lot, sum its clipped gradients, add noise.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ class NoisyRound:
             lots.whole.clear()
 
     def lot(self) -> Tensor:
-        """Draw the units [m] of the next step, each independently."""
+        """Draw the units [m] of the next step, each independently with the sampling rate (Poisson sampling)."""
         if self._noisy.rate == 1:
             return torch.arange(self._units)
         return (self._drawn.uniform(self._units) < self._noisy.rate).nonzero()[:, 0]
 
     def clipped_sum(self, chosen: Tensor) -> Tensor:
-        """Return the sum [d] of the clipped gradients of chosen units [m], without noise: float64, or int64 on a grid.
+        """Return the sum [d] of clipped gradients over the chosen units [m], without noise: float64, or int64 on a grid.
 
-        A lot that raises an error counts as zero, and does not change other steps.
+        If an error is raised, the sum is zero, and other steps are not affected.
         """
         total = torch.zeros(
             self._layout.size, dtype=torch.int64 if self._noisy.grid else torch.float64
@@ -79,7 +79,7 @@ class NoisyRound:
         return total
 
     def gradient(self, chosen: Tensor) -> Tensor:
-        """Return a step's noised mean gradient [d]: the sum with noise, rounded and divided by a constant."""
+        """Return the noised mean gradient [d] of a step: the noised sum, divided by a constant and rounded."""
         total = noised(
             self.clipped_sum(chosen),
             GaussianNoise(self._noisy.deviation),
@@ -94,8 +94,8 @@ class NoisyRound:
     def _blanked_gradient(self) -> Tensor:
         """Return the mean gradient [d] of all blanked examples, which is public.
 
-        It is added after the noise. Added before, a long gradient would make the differences and their noise vanish in
-        rounding.
+        It is added after the noise. If it were added before, a long gradient could swallow the differences and their
+        noise in rounding.
         """
         planned = self._noisy.denominator / self._noisy.rate
         total = self._lots.blanked_sum(self._client).cpu()

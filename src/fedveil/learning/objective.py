@@ -1,4 +1,4 @@
-"""Properties of a loss found by trying it: ignored labels, meaning of outputs, wrongly paired shapes.
+"""Properties of a loss found by trying it: ignored labels, the meaning of outputs, wrongly broadcast shapes.
 
 A user's loss is a function. If its class does not reveal a property, the loss is tried on made-up outputs and targets
 of the declared shapes; no value of the data is used.
@@ -37,14 +37,14 @@ _ROWS = (
 
 
 def named(loss: Loss) -> str:
-    """Return the name of a loss for refusals."""
+    """Return a loss's name as it stands in refusals."""
     if isinstance(loss, str):
         return loss
     return getattr(loss, "__name__", type(loss).__name__)
 
 
 def ignored_by(loss: Loss) -> int | None:
-    """Return the label that a loss declares as ignored; None if it declares none."""
+    """Return the label that a loss declares as ignored (``ignore_index``); None if it declares none."""
     if isinstance(loss, str):
         if loss in OF_CLASSES:
             return IGNORED
@@ -64,12 +64,12 @@ def ignored_by(loss: Loss) -> int | None:
 
 
 def void_labels(loss: Loss | None, y: Tensor, outputs: Sequence[int]) -> Tensor:
-    """Find void labels: the one that the loss declares as ignored, and other numbers that it ignores.
+    """Find void labels: the label that the loss declares as ignored, and labels of no class ignored in a trial.
 
     Parameters
     ----------
     loss : str or callable, optional
-        Loss; without one, torch's ignored label: -100.
+        Loss; without one, only PyTorch's ignored label -100 is void.
     y : Tensor
         [N, ...], classes; targets have no void labels.
     outputs : sequence of int
@@ -100,7 +100,7 @@ def void_labels(loss: Loss | None, y: Tensor, outputs: Sequence[int]) -> Tensor:
 
 
 def _passes_over(loss: Loss, label: int, outputs: Sequence[int], y: Tensor) -> bool:
-    """Whether outputs do not change the loss if they are paired with a label that is no class."""
+    """Whether the loss ignores a label that is no class: changed outputs do not change the loss."""
     made_up = torch.rand(3, *outputs[1:], generator=torch.Generator().manual_seed(0))
     targets = torch.zeros(3, *y.shape[1:], dtype=y.dtype)
     targets[1:] = label
@@ -116,15 +116,15 @@ def output_meaning(
     outputs: Sequence[int],
     y: Tensor,
 ) -> OutputMeaning:
-    """Return the meaning of a model's outputs under a loss.
+    """Find out what a model's outputs mean under a loss: scores, probabilities or values.
 
-    Some losses still fall when an output rises above its target of 1, or falls below its target of 0. These take scores
-    of two classes: cross-entropy does, squared and absolute errors do not.
+    A loss that still falls when an output exceeds its target of 1, or goes below its target of 0, takes scores.
+    Cross-entropy does so; squared and absolute errors do not.
 
     Parameters
     ----------
     loss : str or callable, optional
-        Loss; without one, whole numbers are classes, and other numbers values.
+        Loss; without one, integers are classes, and other numbers are values.
     outputs : sequence of int
         Shape of the outputs, [N, ...].
     y : Tensor
@@ -133,8 +133,8 @@ def output_meaning(
     Returns
     -------
     {"classes", "soft classes", "logits", "chances", "values"}
-        One score for each class, with class numbers or with shares of classes as targets; one score for yes; one
-        probability of yes; numbers.
+        In this order: one score for each class, with class numbers as targets; the same with shares of classes as
+        targets; one score for yes; one probability of yes; numbers.
     """
     one_score_a_class = len(outputs) == y.dim() + 1 and outputs[1] > 1
     if not y.is_floating_point() and (one_score_a_class or loss is None):
@@ -157,7 +157,7 @@ def output_meaning(
 
 
 class _ConstantProbe:
-    """Loss tried on two made-up examples, with one number as all outputs and another as all targets."""
+    """Trial of a loss on two made-up examples; all outputs are one number, and all targets another."""
 
     def __init__(
         self,
@@ -172,17 +172,20 @@ class _ConstantProbe:
         self._kind = kind
 
     def asks_for_logits(self) -> bool:
-        """Whether the loss still falls when outputs leave [0, 1] on the side of their target."""
+        """Whether the loss still falls when outputs go beyond their target of 0 or 1."""
         return self._falls(1, 1.0, 3.0) and self._falls(0, -1.0, -3.0)
 
     def asks_for_chances(self) -> bool:
-        """Whether the loss falls towards the target within [0, 1], and has no value outside."""
+        """Whether the loss falls towards the target within [0, 1] and is not finite outside."""
         if self._at(3.0, 1) is not None:
             return False
         return self._falls(1, 0.6, 0.9) and self._falls(0, 1 - 0.6, 1 - 0.9)
 
     def asks_for_shares(self) -> bool:
-        """Whether targets are shares of classes: as many as outputs, and a constant added to all outputs changes nothing."""
+        """Whether targets are shares of classes.
+
+        Then they have the outputs' shape, and a constant added to all outputs changes nothing.
+        """
         if self._outputs != self._targets or not self._outputs or self._outputs[0] < 2:
             return False
         targets = torch.zeros(2, *self._targets, dtype=self._kind)
@@ -207,14 +210,14 @@ class _ConstantProbe:
 
 
 def require_paired(loss: Loss, outputs: Sequence[int], y: Tensor, field: str) -> None:
-    """Refuse shapes under which a loss compares every output with every example's target.
+    """Refuse shapes for which broadcasting would compare each output with the targets of all examples.
 
     PyTorch broadcasts [N, 1] with [N] to [N, N]; the model would then learn the mean of all targets.
 
     Parameters
     ----------
     loss : str or callable
-        Loss as in `LocalTraining`; losses by name fit [N, 1] to [N] themselves.
+        Loss as in `LocalTraining`; losses by name accept outputs [N, 1] with targets [N].
     outputs : sequence of int
         Shape of the model's outputs [N, ...].
     y : Tensor
@@ -243,7 +246,7 @@ def require_paired(loss: Loss, outputs: Sequence[int], y: Tensor, field: str) ->
 
 
 def _pairs_all(loss: Loss, outputs: Shape, targets: Shape, kind: torch.dtype) -> bool:
-    """Whether a loss stays equal when targets are permuted among examples, but not when they change."""
+    """Whether a loss stays equal if targets are permuted among examples, but changes if their values change."""
     generator = torch.Generator().manual_seed(0)
     made_up = torch.rand(outputs, generator=generator)
     some = _drawn_targets(targets, kind, generator)
@@ -278,7 +281,7 @@ def _drawn_targets(
 
 
 def _near(value: float) -> float:
-    """Return the difference below which another loss counts as equal to this one."""
+    """Return the largest difference at which another loss counts as equal to this one."""
     return _TOLERANCE * max(1.0, abs(value))
 
 
@@ -288,7 +291,7 @@ def _shown(shape: Sequence[int]) -> str:
 
 
 def shape_fix(own: Shape, wanted: Shape) -> str:
-    """Return the text that tells how to give targets the outputs' shape, or outputs the targets' shape."""
+    """Return the advice of a refusal: how to reshape targets to the outputs' shape, or outputs to the targets'."""
     if math.prod(own) == math.prod(wanted):
         axes = (-1, *wanted)
         return f"y.reshape({', '.join(map(str, axes))})"

@@ -1,4 +1,4 @@
-"""State of a module's own code between calls: attributes such as a cache, a list or a hidden state."""
+"""State that a module's own code keeps between calls, such as a cache, a list or a hidden state."""
 
 from collections.abc import MutableMapping, MutableSequence, MutableSet
 from copy import copy
@@ -12,7 +12,7 @@ _NOT_FOREIGN = ("torch.", "fedveil.", "fedveil_lab.", "fedveil_studies.")
 
 
 class OwnState:
-    """Snapshot of the attributes of a model's own classes, without parameters and buffers.
+    """Snapshot of the attributes that a model's own code keeps, besides parameters and buffers.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class OwnState:
             self._kept.append((module, own))
 
     def restore(self) -> None:
-        """Restore the attributes and drop later ones, so that a client does not begin with the state of another."""
+        """Restore the attributes and drop later ones, so that no client starts with another client's state."""
         for module, kept in self._kept:
             for name in _own(module):
                 if name not in kept:
@@ -40,12 +40,12 @@ class OwnState:
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that no module of PyTorch has."""
+    """Return the attributes that a plain PyTorch module does not have."""
     return {name: value for name, value in vars(module).items() if name not in _TORCH}
 
 
 def _copied(value: Any) -> Any:
-    """Copy a value that can be changed in place; a container is copied, but not its elements."""
+    """Copy a value that can be changed in place; a container is copied without copies of its elements."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, MutableSequence | MutableMapping | MutableSet):
@@ -54,7 +54,7 @@ def _copied(value: Any) -> Any:
 
 
 def _put_back(value: Any, before: Any) -> None:
-    """Restore the content of an object."""
+    """Restore the content of an object that was changed in place."""
     if isinstance(value, Tensor):
         if not torch.equal(value, before):
             with torch.no_grad():

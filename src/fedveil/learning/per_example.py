@@ -1,12 +1,12 @@
-"""Sums of clipped gradients of single examples; an example's share depends on that example to the last bit.
+"""Sums of clipped gradients of single examples. Each example's part of a sum depends on that example alone, bit by bit.
 
-The bits of an example's gradient depend only on that example, its place in the batch and public facts, even if other
-examples are missing, overflow or raise. Otherwise one example could change another's gradient: a gradient that is only
-rounding error is still scaled to length C. Kernels guarantee this (checked at start-up on the machine) if the shape is
-public and no example changes its place. So the caller sets the number of rows of a batch, some of them dummies, and the
-batch is never computed again in another shape. Later steps are in float64, and need only a bound. Two sums of n clipped
-gradients that differ in one gradient differ by less than 2 n^2 2^-53 C more than without rounding; C is lowered by
-that.
+The bits of an example's gradient depend only on that example, its place in the batch and public facts. This holds even
+if other examples are missing, overflow or raise errors. Otherwise one example could change another's gradient, and a
+gradient that is only rounding error is still scaled to length C. Kernels guarantee this (checked at start-up on the
+machine) if the shape is public and no example changes its place. So the caller sets the number of rows of a batch, some
+of them dummies, and the batch is never computed again in another shape. Later steps are in float64, and need only a
+bound. Consider two sums of n clipped gradients that differ in one gradient. Rounding adds less than 2 n^2 2^-53 C to
+their difference; C is lowered by that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ _KINDS = {ByChain: "layers", ByLayers: "layers", ByOperators: "operators", OneBy
 
 @dataclass(frozen=True)
 class _Step:
-    """Treatment of gradients, the same for every chunk of a step.
+    """Settings of a step that are the same for all its chunks.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows of a chunk, with values that are known of them already.
+    """Rows of a chunk, with values that were computed from them before.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class _Batch:
     blanked: "_Batch | None" = None
 
     def chunk(self, start: int, width: int) -> "_Batch":
-        """Return so many rows in their own memory, filled up with dummies."""
+        """Copy `width` rows from `start` on to new memory, filled up with dummies."""
         return _Batch(
             _padded(self.x, start, width),
             _padded(self.y, start, width),
@@ -108,7 +108,7 @@ class _Batch:
 
 
 class PerExample:
-    """Sums of clipped gradients of single examples, for one module.
+    """Clipped sums of a module's gradients of single examples: the core of DP-SGD.
 
     Models of known layers take the fast rule (`fedveil.learning.layerwise`). Other models are traced to a fixed list of
     operators. If there is no such list, or the machine's kernels do not keep examples apart, each example has its own
@@ -123,7 +123,7 @@ class PerExample:
     loss : {"cross_entropy", "mse"} or callable
         Loss of an example; a callable is a PyTorch loss that is a mean over examples.
     generator : torch.Generator, optional
-        Source of what the module draws from the global random state.
+        Source of the random numbers that the module takes from PyTorch's global state.
     class_weights : sequence of float
         Weight of each class. A clipped gradient is multiplied by its weight over the largest weight, so it never
         becomes longer. A person's mean weighs her examples in this way, and is multiplied by the mean of their weights.
@@ -160,11 +160,11 @@ class PerExample:
 
     @property
     def reads_examples(self) -> bool:
-        """Whether norms of the examples, computed once, save work in each step."""
+        """Whether squared norms of the examples, computed once (`lengths`), save work in each step."""
         return reads_examples(self._rule)
 
     def takes_bases(self, units: int, each: int) -> bool:
-        """Whether `clipped_sum` uses factors of inputs, for this public number of persons with few rows."""
+        """Whether `clipped_sum` uses factors of inputs, for `units` persons (a public number) of `each` rows."""
         head = self._rule.head if isinstance(self._rule, ByChain) else None
         if head is None or each < 2:
             return False
@@ -173,7 +173,7 @@ class PerExample:
         return 2 * each <= inputs and 0 < numbers <= _ELEMENTS
 
     def bases(self, x: Tensor, present: Tensor) -> Bases:
-        """Factorise persons' inputs x [n * each, ...] that are present [n, each], for a dense head."""
+        """Factorise the persons' inputs x [n * each, ...] that are present [n, each], for a model of one dense layer."""
         has_bias = len(self._layout.names) > 1
         return Bases.of(x.reshape(*present.shape, -1), present, has_bias)
 
@@ -266,7 +266,7 @@ class PerExample:
         batch: _Batch,
         width: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply `_part` to chunks of a batch; add the sums, and join the rest."""
+        """Apply `_part` to chunks of a batch; add the sums, and join losses and marks."""
         sums: list[Tensor] = []
         losses: list[Tensor] = []
         counted: list[Tensor] = []
@@ -278,7 +278,7 @@ class PerExample:
         return torch.stack(sums).sum(0), torch.cat(losses), torch.cat(counted)
 
     def _part(self, step: _Step, batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the clipped sum [d], losses [B], and which examples [B] have one."""
+        """Return the clipped sum [d], losses [B], and a bool [B] that marks the examples with finite results."""
         drawing = None if self._generator is None else self._generator.get_state()
         gradients, losses, good = self._gradients(step, batch)
         blank_gradients: Gradients | None = None
@@ -309,7 +309,7 @@ class PerExample:
         return _sum_of_formed(formed, step, own), losses, good
 
     def _gradients(self, step: _Step, batch: _Batch) -> GradientsAndLosses:
-        """Return gradients, losses [B], and which examples [B] have both."""
+        """Return gradients, losses [B], and a bool [B] that marks the examples with finite results."""
         x, here, lengths = self._without_infinities(step, batch)
         return step.rule(x, batch.y, here, lengths)
 
@@ -318,7 +318,7 @@ class PerExample:
         step: _Step,
         batch: _Batch,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return examples in their memory order, which of them are present, and their lengths if the rule uses them."""
+        """Return examples in the fixed memory order, a bool [B] of those present and finite, and squared norms if used."""
         x = self._inputs.in_memory_order(batch.x)
         here = batch.here
         lengths = batch.lengths
@@ -340,7 +340,7 @@ class PerExample:
         formed: bool,
         spanned: bool,
     ) -> tuple[GradientRule, BatchForm]:
-        """Choose by public facts a rule that passes the check of this machine's kernels, and the form of a chunk."""
+        """Choose a rule that passes the check of this machine's kernels, and the form of a chunk, from public facts alone."""
         while True:
             form = self._form(len(x), each, formed, spanned)
             if isinstance(self._rule, OneByOne):
@@ -365,7 +365,7 @@ class PerExample:
             self._go_one_by_one(reason, x, y)
 
     def warn_if_slow(self, x: Tensor, y: Tensor) -> None:
-        """Warn before the first batch if a model needs one call for each example, tried on made-up x and y [N, ...].
+        """Try the model on made-up x and y [N, ...], and warn if it needs one call for each example.
 
         A failure of the machine's kernels shows only later, in batches of their real shape.
         """
@@ -376,7 +376,7 @@ class PerExample:
                 self._go_one_by_one(str(error), x, y)
 
     def _go_one_by_one(self, reason: str, x: Tensor, y: Tensor) -> None:
-        """Switch to one call for each example, and log the reason and how much slower that is."""
+        """Switch to one call for each example; log the reason and the slowdown."""
         self._rule = self._one_by_one
         own = self._generator
         before = None if own is None else own.get_state()
@@ -390,7 +390,7 @@ class PerExample:
         _LOG.warning("one example a call, %s than a batch: %s", slower, reason)
 
     def _form(self, rows: int, each: int, formed: bool, spanned: bool) -> BatchForm:
-        """Return the form of a chunk: as many whole persons as memory holds, each with `each` rows."""
+        """Return the form of a chunk: as many persons, of `each` rows, as fit into memory."""
         units = rows // each
         if spanned and self.takes_bases(units, each):
             return BatchForm(rows, each, formed, spanned=True)  # all rows are one chunk
@@ -403,9 +403,9 @@ class PerExample:
 
 
 def lowered(clip: float, terms: float) -> float:
-    """Return the clip lowered by the rounding of a float64 sum of so many terms, so that no share exceeds `clip`.
+    """Lower a clip by the rounding error of a float64 sum of `terms` terms, so that one unit moves the sum by at most `clip`.
 
-    From about 67 million terms on it is 0, and a step is noise alone.
+    From about 67 million terms on the result is 0, and a step is noise alone.
     """
     return clip * max(0.0, 1 - max(SHRINK, 2 * terms**2 * 2.0**-53))
 
@@ -415,10 +415,10 @@ def _weights_of_persons(
     here: Tensor,
     good: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights [B] of examples in their persons' means, and the shares [U] of the means.
+    """Return the weight [B] of each example in its person's mean, and the factor [U] of each person's mean.
 
-    A person's mean weighs her examples by their shares [B]; its own share is the mean of these. Present examples [U,
-    each] that are not good count as zero.
+    A person's mean weighs her examples by their class weights `shares` [B]; its factor is the mean of these. Examples
+    that are present (`here`, [U, each]) but not `good` count as zero.
     """
     given = shares.view(here.shape) * here
     of_person = given.sum(1, keepdim=True)
@@ -433,7 +433,7 @@ def _sum_of_examples(
     good: Tensor,
     shares: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of shares [B] times clipped gradients [d] of good examples [B], and which of them have a length."""
+    """Return the sum [d] of the clipped gradients of good examples [B], times `shares` [B]; also which had a finite length."""
     scale, finite = _scales(gradients.squares.sqrt_(), within)
     if finite is not None:
         gradients.drop(~finite)
@@ -448,7 +448,7 @@ def _sum_of_spanned(
     within: float,
     shares: Tensor,
 ) -> Tensor:
-    """Return the sum of shares [U] times persons' mean gradients [d], whose factors are clipped."""
+    """Return the sum [d] of persons' mean gradients times `shares` [U]; each mean's factor is clipped (`Bases`)."""
     head = gradients.head(weights)
     cores = head.cores(weights, bases.rows)
     scale, finite = _scales(torch.linalg.vector_norm(cores.flatten(1), dim=1), within)
@@ -463,9 +463,9 @@ def _differences(
     full: Iterator[list[Tensor]],
     blanked: Iterator[list[Tensor]],
 ) -> Iterator[list[Tensor]]:
-    """Yield the differences of vectors [d], in the given blocks of parts [U, size].
+    """Yield the differences of two streams of gradients, in blocks of U gradients, one part [U, size] for each array.
 
-    The difference itself is formed, as its length from products of lengths would be only rounding error if both are
+    The difference itself is formed. A length computed without it would be only rounding error if both gradients are
     long.
     """
     for own, other in zip(full, blanked, strict=True):
@@ -477,7 +477,7 @@ def _sum_of_formed(
     step: _Step,
     shares: Tensor,
 ) -> Tensor:
-    """Return the sum of shares [U] times vectors [d], formed and clipped in blocks."""
+    """Return the sum [d] of clipped vectors times `shares` [U]; vectors are formed and clipped block by block."""
     means = next(blocks)
     done = len(means[0])
     total = _clipped(means, step, shares[:done])
@@ -489,7 +489,7 @@ def _sum_of_formed(
 
 
 def _clipped(means: list[Tensor], step: _Step, shares: Tensor) -> Tensor:
-    """Return the sum of shares [U] times clipped vectors [d], given as parts [U, size]."""
+    """Return the sum [d] of clipped vectors times `shares` [U]; the vectors are given as parts [U, size]."""
     lengths = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in means])
     scale, finite = _scales(lengths.square_().sum(0).sqrt_(), step.within)
     if finite is not None:
@@ -503,7 +503,7 @@ def _clipped(means: list[Tensor], step: _Step, shares: Tensor) -> Tensor:
 
 
 def shares_of(class_weights: Sequence[float]) -> Tensor | None:
-    """Return weights [K] divided by the largest, so that each is at most 1; None without weights."""
+    """Return class weights [K] divided by the largest, so that each is at most 1; None without weights."""
     if not len(class_weights):
         return None
     weights = torch.tensor(list(class_weights), dtype=torch.float64)
@@ -511,7 +511,7 @@ def shares_of(class_weights: Sequence[float]) -> Tensor | None:
 
 
 def share_of_rows(shares: Tensor, y: Tensor) -> Tensor:
-    """Return the share [B] of each label [B]; 0 for a label that is no class.
+    """Return the scaled class weight [B] of each label [B]; 0 for a label that is no class.
 
     Raises
     ------
@@ -527,13 +527,13 @@ def share_of_rows(shares: Tensor, y: Tensor) -> Tensor:
 
 
 def _scales(lengths: Tensor, within: float) -> tuple[Tensor, Tensor | None]:
-    """Return factors [B] that shrink vectors to length `within`, and which vectors have a length (None: all)."""
+    """Return factors [B] that shrink vectors to length `within`, and a bool [B] of finite lengths (None if all are)."""
     scale = (within / lengths).clamp_(max=1.0)
     return scale, None if all_finite(lengths) else lengths.isfinite()
 
 
 def _padded(rows: Tensor, start: int, width: int) -> Tensor:
-    """Return the rows of a chunk in their own memory, filled up with dummies."""
+    """Copy `width` rows from `start` on to new memory, filled up with zeros."""
     part = rows[start : start + width]
     chunk = torch.zeros_like(rows[:width])
     chunk[: len(part)] = part

@@ -1,4 +1,4 @@
-"""Local training whose result is private when it leaves the trainer: DP-SGD (Abadi et al. 2016, arXiv 1607.00133)."""
+"""Local training with noise inside its steps: DP-SGD (Abadi et al. 2016, arXiv 1607.00133)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,12 +29,12 @@ from fedveil.ranges import require_within
 
 
 class PrivateTrainer(SequentialTrainer):
-    """Train clients on noisy sums of clipped gradients of single examples.
+    """Train clients by DP-SGD: steps along noised sums of clipped gradients of single examples or persons.
 
     Every step draws each example independently with probability `rate`; an empty sample gives a step of pure noise. The
     step sums the clipped gradients, adds noise and divides by a constant. The optimiser sees only the result, so
-    momentum, Adam and FedProx's term are post-processing. Sampling, dropout and noise each have their own stream of the
-    source. The result names the `NoisySteps` that made it.
+    momentum, Adam and FedProx's term are post-processing. Sampling, dropout and noise have separate random streams. The
+    result carries the `NoisySteps` that were used.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class PrivateTrainer(SequentialTrainer):
 
     @contextmanager
     def _taken(self, starts: Tensor, clients: Sequence[ClientData]) -> Iterator[None]:
-        """Reserve the trainer for these clients, after checking their sizes and examples."""
+        """Reserve the trainer for these clients, after a check of their sizes and examples."""
         self.check_sizes(clients, least=1)
         for client in clients if self.local.class_weights else ():
             if client.y.is_floating_point() or client.y.dim() != 1:
@@ -148,12 +148,12 @@ class PrivateTrainer(SequentialTrainer):
         key: Key,
         source: Source,
     ) -> Iterator[NoisyRound]:
-        """Reserve the trainer for one client's round, whose steps the caller makes on `own_parameters`.
+        """Reserve the trainer for one client's round; the caller makes the steps, on `own_parameters`.
 
         Parameters
         ----------
         start : Tensor
-            [d], parameters to which the model is set.
+            [d], parameters with which the model starts.
         client : ClientData
             Examples of the client.
         key : tuple of int
@@ -172,7 +172,7 @@ class PrivateTrainer(SequentialTrainer):
 
     @property
     def own_parameters(self) -> list[nn.Parameter]:
-        """Shared parameters of the trainer's copy, in the layout's order."""
+        """Parameters of the trainer's copy that are shared with the server, in the layout's order."""
         return self._parameters
 
     def read(self) -> Tensor:
@@ -180,12 +180,12 @@ class PrivateTrainer(SequentialTrainer):
         return self._read()
 
     def rows_of(self, client: ClientData, chosen: Tensor) -> Tensor:
-        """Return the rows of a client's chosen units [m]; for persons, the rows that are used."""
+        """Return the row numbers of a client's chosen units [m]; for persons, at most their first images that are used."""
         units = self._lots.units_of(client)
         return units.rows[chosen][units.present[chosen]]
 
     def mean_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean gradient [d] (float64) of made-up examples x and y [N, ...], computed twice.
+        """Compute the mean gradient [d] (float64) of made-up examples x and y [N, ...] twice, and return both.
 
         Nothing is clipped. The two differ if the model draws random numbers; the trainer's own stream is unchanged.
         """
@@ -198,7 +198,7 @@ class PrivateTrainer(SequentialTrainer):
         return first, again
 
     def _look_at(self, clients: Sequence[ClientData]) -> None:
-        """Refuse a model that mixes examples, tried on the shape of the first client that has examples."""
+        """Refuse a model that mixes examples, by a trial on made-up examples in the shape of the first client's."""
         for client in clients:
             if client.examples:
                 require_unmixed(self._model, client.x, self.layout)
@@ -206,7 +206,7 @@ class PrivateTrainer(SequentialTrainer):
                 return
 
     def _rehearse(self, x: Tensor, y: Tensor) -> None:
-        """Refuse a model and loss that give no gradient for a made-up example."""
+        """Refuse a model and loss without a gradient for a made-up example."""
         failure: Exception | None = None
         for probe, _ in probes(x, 1):
             try:
@@ -223,7 +223,7 @@ class PrivateTrainer(SequentialTrainer):
         raise not_trainable(self._model, x, y, failure) from failure
 
     def _rehearse_blank(self, x: Tensor, y: Tensor) -> None:
-        """Refuse a blank value without a finite gradient, tried in every second coordinate of made-up x and y [1, ...]."""
+        """Refuse a blank value without a finite gradient: try it in every second coordinate of made-up x and y [1, ...]."""
         blank = self.noisy.blank
         require_blank(x, blank)
         half = x.clone(memory_format=torch.contiguous_format)
@@ -236,7 +236,7 @@ class PrivateTrainer(SequentialTrainer):
             raise unusable_blank(blank, "its gradient is not finite")
 
     def idle(self, start: Tensor, source: Source) -> Trained:
-        """Return the answer of a silo without examples to a start [d]: the noise of all steps, and nothing else."""
+        """Train a silo without examples from a start [d]: the result is the noise of all steps, and nothing else."""
         none = torch.zeros(0, dtype=torch.int64)
         nobody = ClientData(torch.zeros(0, 1), none, person=none)
         own = PrivateTrainer(self._spare, self.layout, self.local, self.noisy, str(self._device))
@@ -248,7 +248,7 @@ class PrivateTrainer(SequentialTrainer):
         clients: Sequence[ClientData],
         keys: Sequence[Key],
     ) -> list[Trained | Exception]:
-        """Refuse, as noise needs sources."""
+        """Raise an error: this trainer needs sources of noise, so call `train_noisily`."""
         raise FieldError(
             "sources",
             None,
@@ -303,7 +303,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(field, n, accepted)
 
     def require_fine(self, starts: Tensor) -> None:
-        """Refuse weights so coarse that a share's noise vanishes in rounding but one record's step does not."""
+        """Refuse weights so coarse that rounding hides a share's noise but not one record's step."""
         if not self.noisy.summed:
             return
         rate = self.noisy.lr
@@ -316,7 +316,7 @@ class PrivateTrainer(SequentialTrainer):
 
     @property
     def _coarsest(self) -> float:
-        """Largest relative rounding among the parameters' types."""
+        """Largest machine epsilon among the parameters' types."""
         return max(torch.finfo(block.dtype).eps for block in self.layout.blocks)
 
     def _noisy(
@@ -368,7 +368,7 @@ class PrivateTrainer(SequentialTrainer):
 
 
 def _require_linear(layout: Layout, local: LocalTraining, noisy: NoisySteps) -> None:
-    """Refuse a share of a sum whose steps are not linear, or whose numbers exceed exact computation."""
+    """Refuse a share of a sum over silos if its steps are not linear, or its numbers exceed exact computation."""
     rate = local.rate()
     require_within("learning rate of a sum", "lr", rate)
     for part in (noisy.clip, noisy.deviation):

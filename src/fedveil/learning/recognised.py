@@ -1,7 +1,7 @@
-"""Known layers behind a user's forward method: the method is traced symbolically, and the trace is run.
+"""Known layers behind a user's forward method: a symbolic trace of the method is run in its place.
 
-A symbolic trace has no values, so no branch depends on one. Its graph is run instead of the method. The graph may hold
-calls of known layers and the operations listed here; a row of their result depends on that row only.
+A symbolic trace has no values, so no branch depends on one. Its graph may hold calls of known layers and the operations
+listed here. Each row of their results depends on the same row of their inputs only.
 """
 
 import operator
@@ -21,7 +21,7 @@ class _Tracer(fx.Tracer):
 
 
 def recognised(model: nn.Module) -> fx.GraphModule:
-    """Return a module with a model's layers and the operations between them.
+    """Trace a model to a graph of known layers and listed operations, which runs in place of the model.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def recognised(model: nn.Module) -> fx.GraphModule:
     Raises
     ------
     NotIsolated
-        If the model does anything else, or a module has hooks.
+        If the model uses another layer or operation, or a module has hooks.
     """
     refuse_hooks(model)
     own = fresh(model)
@@ -50,12 +50,12 @@ def recognised(model: nn.Module) -> fx.GraphModule:
 
 
 def check(module: fx.GraphModule, x: Tensor) -> None:
-    """Refuse an operation with another number of rows than examples, or with operands of different shapes.
+    """Refuse an operation with another number of rows than examples, or with operands of different shapes, on examples x.
 
     Raises
     ------
     NotIsolated
-        For such an operation; the text names it.
+        For the first such operation; the text names it.
     """
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
     interpreter.run(x)
@@ -75,7 +75,7 @@ def check(module: fx.GraphModule, x: Tensor) -> None:
 
 
 def fresh(model: nn.Module, *, shared: bool = True) -> nn.Module:
-    """Copy a model with the same generators and parameters (or copies), without anything that a call left in it."""
+    """Copy a model without the state that calls left in it; generators are kept, and parameters too if `shared`."""
     kept: list[object] = list(generators_of(model))
     if shared:
         kept += model.parameters()
@@ -84,7 +84,7 @@ def fresh(model: nn.Module, *, shared: bool = True) -> nn.Module:
 
 
 def generators_of(model: nn.Module) -> list[torch.Generator]:
-    """Return the generators from which the modules of a model draw, other than the global one."""
+    """Return the random generators that a model's modules own, besides PyTorch's global one."""
     generators: dict[int, torch.Generator] = {}
     for module in model.modules():
         for value in vars(module).values():
@@ -94,7 +94,7 @@ def generators_of(model: nn.Module) -> list[torch.Generator]:
 
 
 def _keeps_rows_apart(node: fx.Node) -> bool:
-    """Whether an operation keeps rows apart, if each of its results has one row for each example."""
+    """Whether an operation keeps rows apart, given that its results have one row for each example."""
     target = node.target
     more = node.args[1:]
     if node.kwargs.get("inplace"):
@@ -113,7 +113,7 @@ def _keeps_rows_apart(node: fx.Node) -> bool:
 
 
 def _takes_a_size(node: fx.Node) -> bool:
-    """Whether an index reads the shape of a tensor."""
+    """Whether an indexing operation reads a tensor's shape."""
     taken_from = node.args[0]
     return isinstance(taken_from, fx.Node) and taken_from.target in (getattr, "size")
 
@@ -128,7 +128,7 @@ def _axis_by_name(node: fx.Node) -> Any:
 
 
 def _axes_leave_rows(given: Any) -> bool:
-    """Whether all axes are given as numbers, and none is the first."""
+    """Whether axes are given as numbers, and none is the first axis."""
     axes = given if isinstance(given, tuple | list) else (given,)
     return bool(axes) and all(isinstance(axis, int) and axis >= 1 for axis in axes)
 

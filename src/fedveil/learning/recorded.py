@@ -1,4 +1,4 @@
-"""Recorder of a function's operators as a graph, at the level of kernels, below vmap and autograd."""
+"""Recording of a function's operators as a graph, at the level of kernels, below vmap and autograd."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 def recorded(
     function: Callable[..., Any], *inputs: Tensor, layers: Sequence[str] = ()
 ) -> GraphModule:
-    """Call a function of tensors once, and return its operators as a module with the same inputs.
+    """Call a function of tensors once, and record its operators as a graph module with the same inputs.
 
     The module returns the outputs of the function as a flat list of tensors. A tensor that comes neither from the
     inputs nor from an operator is a constant. Each node's ``meta["val"]`` has its shape and type without values;
@@ -25,9 +25,10 @@ def recorded(
     Parameters
     ----------
     function : callable
-        Function whose operators depend on no values, and overwrite nothing (see ``torch.func.functionalize``).
+        Function whose operators are the same for all values, and do not work in place (see
+        ``torch.func.functionalize``).
     inputs : Tensor
-        Tensors with the shapes and types for which the graph is made.
+        Tensors whose shapes and types the graph will accept.
     layers : sequence of str
         Names of running layers, the innermost last (see `running_layers`).
     """
@@ -43,7 +44,7 @@ def recorded(
 
 
 def running_layers(model: nn.Module) -> list[str]:
-    """Return a list that holds the names of a model's running layers during a call, the innermost last."""
+    """Return a list that, during any call of a model, holds the names of its running layers, the innermost last."""
     running: list[str] = []
 
     def enter(layer: nn.Module, given: Any, name: str) -> None:
@@ -60,7 +61,7 @@ def running_layers(model: nn.Module) -> list[str]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode that adds every operator to a graph; tensors are recognised by identity, and not kept alive."""
+    """Dispatch mode that adds every operator to a graph. It recognises tensors by identity, and does not keep them alive."""
 
     def __init__(self, layers: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

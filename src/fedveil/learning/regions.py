@@ -46,12 +46,12 @@ _FOLLOWS = 0.9  # share of images whose marks are a threshold of their pixels, a
 
 
 def marks_of(client: ClientData) -> Tensor:
-    """Return the marks of each example's coordinates: bool, in the shape of x, [N, ...].
+    """Return a client's masks in the shape of x [N, ...]: bool, True at the marked (protected) coordinates.
 
     Raises
     ------
     FieldError
-        If the client has no marks, or they cover nothing or everything.
+        If the client has no masks, or they mark nothing or everything.
     """
     if isinstance(client.x, OnDemand):
         accepted = (
@@ -76,12 +76,12 @@ def marks_of(client: ClientData) -> Tensor:
 
 
 def mark_columns(columns: Sequence[str], marked: Sequence[str], examples: int) -> Tensor:
-    """Return masks that mark the same columns of every row of a table: bool [examples, columns].
+    """Make masks for a table that mark the same columns in every row: bool [examples, columns].
 
     Parameters
     ----------
     columns : sequence of str
-        Names of the columns of x, in order: ``frame.columns``. If a category became several columns, each has its name.
+        Names of the columns of x, in order: ``frame.columns``. Columns that came from one category all have its name.
     marked : sequence of str
         Names of the columns whose content is to be protected.
     examples : int
@@ -109,20 +109,20 @@ def mark_columns(columns: Sequence[str], marked: Sequence[str], examples: int) -
 
 
 def blanked(client: ClientData, blank: float) -> ClientData:
-    """Return a client's examples with marked coordinates blanked, also in targets for the same pixels.
+    """Replace the marked coordinates of a client's examples by a constant, also in targets for the same pixels.
 
     Parameters
     ----------
     client : ClientData
-        Client whose examples have marks.
+        Client with masks.
     blank : float
         Value of a blanked coordinate. A blanked class of a target is 0.
 
     Raises
     ------
     FieldError
-        As `marks_of`; also for a blank value that the examples' type cannot hold, and for targets of other pixels than
-        x.
+        As `marks_of`. Also for a blank value that the examples' type cannot hold, and for targets by pixel in another
+        image size than x.
     """
     marks = marks_of(client)
     require_blank(client.x, blank)
@@ -140,7 +140,7 @@ def require_blank(x: Tensor, blank: float) -> None:
     Raises
     ------
     FieldError
-        For a fraction or a negative number among whole ones, and for a number beyond a type's range.
+        If integer examples get a fraction or a negative number, or the number is beyond the type's range.
     """
     if not x.is_floating_point():
         if blank != int(blank) or blank < 0:
@@ -155,14 +155,14 @@ def require_blank(x: Tensor, blank: float) -> None:
 
 
 def unusable_blank(blank: float, reason: str) -> FieldError:
-    """Return the refusal of a blank value without finite gradients; which values are refused is public."""
+    """Return the error that refuses a blank value without finite gradients; the refusal reveals nothing private."""
     return FieldError(
         "blank", blank, f"must be a value that the model takes and learns from: {reason}"
     )
 
 
 def _marks_of_target(client: ClientData, marks: Tensor) -> Tensor | None:
-    """Return which numbers of the targets belong to marked coordinates; None for a target of a whole example."""
+    """Return a mask of the target's numbers that belong to marked coordinates; None if one label stands for an example."""
     y = client.y
     if y.shape == marks.shape:
         return marks
@@ -179,10 +179,10 @@ def _marks_of_target(client: ClientData, marks: Tensor) -> Tensor | None:
 
 
 def warn_of_followed_content(client: ClientData) -> None:
-    """Warn on this machine only if the marks of most examples are a threshold of their own values.
+    """Warn in this machine's log if masks seem derived from content: most are a threshold of their own example's values.
 
-    Marks that depend on content have no promise. It is not a refusal, because a refusal would itself depend on the
-    content.
+    The promise does not hold for masks that depend on content. It is only a warning, because a refusal would itself
+    depend on the content.
     """
     marks = marks_of(client).flatten(1)
     x = client.x.flatten(1).to(torch.float64)

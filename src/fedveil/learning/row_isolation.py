@@ -32,7 +32,7 @@ GradientRule = (
 
 @dataclass(frozen=True)
 class BatchForm:
-    """Form of a batch, which depends on public numbers only.
+    """Form of a batch; all its fields are public numbers.
 
     Attributes
     ----------
@@ -41,9 +41,9 @@ class BatchForm:
     each : int
         Number of rows of one person.
     formed : bool
-        Whether persons' means are formed.
+        Whether persons' mean gradients are computed as whole vectors.
     spanned : bool
-        Whether means are represented by factors of their inputs instead.
+        Whether persons' mean gradients are represented by factors of inputs (`Bases`).
     """
 
     width: int
@@ -53,17 +53,17 @@ class BatchForm:
 
 
 def reads_examples(rule: GradientRule) -> bool:
-    """Whether norms of the examples, computed once, save work in each step."""
+    """Whether squared norms of the examples, computed once, save this rule work in each step."""
     return isinstance(rule, ByChain) and rule.reads_examples
 
 
 def without_autograd(rule: GradientRule) -> torch.inference_mode:
-    """Run a chain without autograd, as it computes gradients itself; a small head's step is then a tenth shorter."""
+    """Return a context without autograd if the rule is a chain, as a chain computes its gradients itself (a tenth faster)."""
     return torch.inference_mode(isinstance(rule, ByChain))
 
 
 def settings() -> tuple[object, ...]:
-    """Return the settings that, like shapes, decide which kernels run or raise; other code may change them between steps."""
+    """Return PyTorch's global settings that influence which kernels run; a change between steps is noticed by them."""
     lowered = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     return (
         torch.get_num_threads(),
@@ -84,10 +84,10 @@ def rows_are_isolated(
     form: BatchForm,
     drawing: torch.Generator | None = None,
 ) -> bool:
-    """Check that a row's result, and a person's mean, has the same bits whatever the other rows are.
+    """Check on this machine that a row's result, or a person's mean, has the same bits whatever the other rows are.
 
-    It changes half of the rows of a batch of dummies, and compares the results of the other half. The weights are
-    random, because a server could choose weights with which every row is NaN.
+    The check changes half of the rows of a batch of dummies, and compares the results of the other half. The weights
+    are random, because a server could choose weights that make every row NaN.
 
     Parameters
     ----------
@@ -98,9 +98,9 @@ def rows_are_isolated(
     x, y : Tensor
         Examples and labels whose shapes and types are used.
     form : BatchForm
-        Form of the batches to come.
+        Form of the batches in training.
     drawing : torch.Generator, optional
-        Generator from which the model draws besides its own; its state is restored.
+        Generator from which the model draws in addition to its own ones; its state is restored.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def rows_are_isolated(
 
 
 class _States:
-    """States of generators, to be restored."""
+    """Saved states of random generators, to be restored."""
 
     def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
         self._states: list[tuple[torch.Generator, Tensor]] = []
@@ -151,7 +151,7 @@ class _States:
 
 
 def _random_weights(layout: Layout, generator: torch.Generator) -> Tensor:
-    """Draw weights [D] that preserve a signal's scale."""
+    """Draw weights [D] so that a signal keeps its scale from layer to layer."""
     scaled: list[Tensor] = []
     for block in layout.blocks:
         fan_in = block.size / block.shape[0] if block.shape else 1.0
@@ -161,7 +161,7 @@ def _random_weights(layout: Layout, generator: torch.Generator) -> Tensor:
 
 
 def _halves(units: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Choose the persons [units] that are changed: every second one, the others, the first half, the second half."""
+    """Return four halves of the persons, as bool [units]: even, odd, first and second half."""
     unit = torch.arange(units, device=device)
     is_even = unit % 2 == 0
     is_early = unit < units // 2
@@ -175,7 +175,7 @@ def _with_others(
     each: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the dummies, with other possible content in the rows of those persons."""
+    """Return the dummies with other made-up content in the rows of the persons to be changed."""
     allowed = _OTHERS if dummies.is_floating_point() else (1,)
     values = torch.tensor(allowed, dtype=dtype, device=dummies.device)
     place = torch.arange(len(dummies), device=dummies.device)
@@ -194,7 +194,7 @@ def _bits_of(
     form: BatchForm,
     kept: _States,
 ) -> list[Tensor]:
-    """Return the bits of everything that enters a step, one row for each person."""
+    """Return the bits of all results that enter a step, one row for each person."""
     kept.put_back()
     width = form.width
     each = form.each
@@ -218,7 +218,7 @@ def _bits_of(
 
 
 def _bits(value: Tensor) -> Tensor:
-    """Return the bits of numbers as integers."""
+    """Return the bits of floating-point numbers as integers."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     copied: Tensor = value.detach().contiguous().clone()
     return copied.view(kinds[value.element_size()])

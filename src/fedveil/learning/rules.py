@@ -1,4 +1,4 @@
-"""Rules for the gradients of single examples of one kind of layer, from its inputs and output gradients.
+"""Rules that compute the gradients of single examples of one kind of layer, from its inputs and output gradients.
 
 `layer_rule` registers another rule. Models with such layers then take the fast path (`fedveil.learning.layerwise`):
 
@@ -24,7 +24,7 @@ from fedveil.learning.streams import KeyedDropout
 
 
 class NotIsolated(Exception):
-    """Refusal: the rows of a batch may not stay apart in a model, or a layer's gradients have no rule."""
+    """Refusal of a model for a fast gradient rule: its rows may not stay apart, or a layer has no rule."""
 
 
 Form = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
@@ -32,14 +32,14 @@ Form = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class LayerRule:
-    """Rule that forms the gradients of a kind of layer.
+    """Rule for one kind of layer: computes the gradients of single examples.
 
     Attributes
     ----------
     form : callable
         ``(layer, inputs [B, ...], output gradients [B, ...]) -> {parameter: gradients [B, *shape]}``.
     axes : int
-        Least number of axes of inputs and outputs, that of the examples included.
+        Least number of axes of inputs and outputs, with the batch axis.
     fits : callable
         ``(layer) -> bool``: whether `form` supports the layer's options.
     """
@@ -63,12 +63,12 @@ def layer_rule(
     axes: int = 2,
     fits: Callable[[Any], bool] = _always,
 ) -> Callable[[Form], Form]:
-    """Register the rule of a kind of layer, for exactly this class and not for subclasses.
+    """Register a gradient rule for one class of layers (not for its subclasses).
 
-    By registering a rule you promise three things (docs/rounding.md). A row of the layer's output, and of the rule's
-    result, depends only on the same row of its inputs. Neither raises for a value (such as an index beyond a table).
-    The layer keeps nothing between calls. The start-up check of the kernels covers it like any other. If a rule returns
-    something else than the gradient, the model trains differently, but the promise stays the same.
+    By registering a rule you promise three things (docs/rounding.md). First, each row of the layer's output and of the
+    rule's result depends only on the same row of the inputs. Second, no value makes them raise an error (such as an
+    index beyond a table). Third, the layer keeps nothing between calls. The start-up check of the kernels covers the
+    rule, too. A rule that returns something else than the gradient changes the training, not the privacy promise.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def layer_rule(
 
 
 def rule_of(layer: nn.Module) -> LayerRule | None:
-    """Return the rule of a layer's kind if it supports the layer's options, else None."""
+    """Return the rule for a layer's class, or None if there is none that supports the layer's options."""
     rule = _RULES.get(type(layer))
     if rule is None or not rule.fits(layer):
         return None
@@ -103,7 +103,7 @@ def rule_of(layer: nn.Module) -> LayerRule | None:
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether a module's rows are known to stay apart, by torch, FedVeil or a registered rule."""
+    """Whether a module is known to keep the rows of a batch apart: by PyTorch, FedVeil or a registered rule."""
     if isinstance(layer, _OF_AN_AXIS):
         axis = getattr(layer, "start_dim", getattr(layer, "dim", None))
         if not isinstance(axis, int) or axis < 1:

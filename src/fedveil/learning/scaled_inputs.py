@@ -1,7 +1,7 @@
-"""Scaling of inputs inside a model: by a public constant, or each example by its own values.
+"""Layer that scales inputs inside a model: by a public constant, or each example by its own values.
 
-Nothing here is learned or derived from data, so no promise depends on it. Noise of one size in all directions harms
-least if inputs lie around 0.
+Nothing here is learned or computed from several examples, so no privacy promise depends on it. Noise of one size in all
+directions harms least if inputs lie around 0.
 """
 
 from typing import Literal

@@ -1,8 +1,8 @@
 r"""Layer scores: how strongly each layer's gradient depends on the pixels of a sensitive region.
 
-Source: FedRE (layer-wise local differential privacy from privacy-sensitive regions). With J_l(x) = d/dx of (d loss / d
-w_l), the score S_l is the Frobenius norm of J_l over the layer's parameters and the channels of one pixel. It is
-averaged over the region's pixels, then over the images. A layer is a module: weight and bias together.
+Source: FedRE (layer-wise local differential privacy from privacy-sensitive regions). Let J_l(x) be d/dx of the gradient
+d loss / d w_l of layer l. The score S_l is the Frobenius norm of J_l over the layer's parameters and the channels of
+one pixel. It is averaged over the region's pixels, then over the images. A layer is a module: weight and bias together.
 """
 
 import math
@@ -35,11 +35,11 @@ def layer_scores(
     probes: int = 32,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Score every layer of a module.
+    """Score each layer of a module: how strongly its gradient depends on the pixels of a region.
 
     **The scores are computed from `x` and `y`, so on a client's images they are private**, unless the images are
-    public. They are a ClientFact that must not leave the client. A budget that is split by them leaks through the size
-    of the noise.
+    public. They are a `ClientFact` and must not leave the client. If a budget is split by them, the size of the noise
+    leaks them.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ def layer_scores(
     method : {"exact", "estimate", "signal"}
         ``"exact"``: one forward-over-reverse product for each coordinate of the region. ``"estimate"``: random
         directions v in each layer's parameters, for all pixels at once, as E[(v . J)_j^2] = ||J[:, j]||^2; the root is
-        low by about 1 / (4 probes). ``"signal"``: the inverse length of the layer's gradient on these images, without
-        J. A budget that is split by it grows with the signal; the region has no influence.
+        too low by about 1 / (4 probes). ``"signal"``: the inverse length of the layer's gradient on these images,
+        without J. The region then has no influence, and a layer with a longer gradient gets a larger budget.
     probes : int
         Number of random directions of the estimate.
     seed : int
@@ -95,7 +95,7 @@ def score_models(
     probes: int = 32,
     seed: int = 0,
 ) -> Tensor:
-    """Return the layer scores of several parameter vectors, as a server computes them on public images.
+    """Score the layers of several models, as a server does on public images.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def score_maps(
     probes: int = 32,
     seed: int = 0,
 ) -> Tensor:
-    """Return how strongly each layer's gradient depends on each pixel (the FedRE paper's figures 2 and 4).
+    """Score each layer at each pixel: how strongly its gradient depends on that pixel (FedRE paper, figures 2 and 4).
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def score_maps(
 
 
 def region_mask(region: Region, height: int, width: int) -> Tensor:
-    """Return the region as a bool mask [H, W].
+    """Convert a region (a mask or boxes) to a bool mask [H, W].
 
     Raises
     ------
@@ -181,7 +181,7 @@ def region_mask(region: Region, height: int, width: int) -> Tensor:
 
 
 def region_masks(region: Region, count: int, height: int, width: int) -> Tensor:
-    """Return the region of each of `count` images as bool masks [count, H, W]; see `region_mask`."""
+    """Convert a region to bool masks [count, H, W], one for each of `count` images; see `region_mask`."""
     if isinstance(region, Tensor) and region.dim() == 3:
         if len(region) != count:
             raise FieldError(
@@ -193,7 +193,7 @@ def region_masks(region: Region, count: int, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Answers:
-    """Dependence of a module's gradient on pixels, computed by one method."""
+    """Computation of how a module's gradient depends on pixels, by one method."""
 
     module: nn.Module
     layout: Layout
@@ -256,7 +256,7 @@ class _Answers:
         y: Tensor,
         masks: Tensor,
     ) -> Tensor:
-        """Return [B, L, H, W]: the norm of each layer's J at each pixel of the masks; other pixels may have 0."""
+        """Return the norm of each layer's J at each pixel of the masks, [B, L, H, W]; pixels outside may have 0."""
         require_choice("method", self.method, ("exact", "estimate"))
         require_count("probes", self.probes)
         x, y = _beside(parameters, x.detach(), y)
@@ -300,7 +300,7 @@ class _Answers:
         y: Tensor,
         mask: Tensor,
     ) -> Tensor:
-        """Return the map [L, H, W] of one image, from one column of J for each coordinate of the mask's pixels."""
+        """Return the map [L, H, W] of one image: one column of J is computed for each coordinate of the mask's pixels."""
         channels = x.shape[1]
         plane = mask.numel()
         pixels = mask.reshape(-1).nonzero().reshape(-1)
@@ -336,9 +336,9 @@ class _Answers:
         return torch.stack(layers)
 
     def _estimate(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
-        """Return the maps [B, L, H, W], from random directions.
+        """Estimate the maps [B, L, H, W] by random directions.
 
-        As v . J = d/dx of (v . dl/dw), one graph of the gradient serves all layers and directions.
+        As v . J = d/dx of (v . d loss / d w), one graph of the gradient serves all layers and directions.
         """
         generator = torch.Generator().manual_seed(keyed_seed("layer scores", self.seed))
         images = x.clone().requires_grad_()
@@ -361,7 +361,7 @@ class _Answers:
         x: Tensor,
         generator: torch.Generator,
     ) -> Iterator[Iterator[tuple[Tensor, ...]]]:
-        """Yield chunks of random directions in a layer's parameters."""
+        """Yield random directions in the parameters of each layer, in chunks."""
         size = sum(gradient.numel() for gradient in gradients)
         chunk = max(1, min(self.probes, _ELEMENTS // max(size, 32 * x.numel())))
         for probes in torch.split(torch.arange(self.probes), chunk):
@@ -373,7 +373,7 @@ class _Answers:
 
 
 def _beside(parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images and labels on the parameters' device, images in their type."""
+    """Move images and labels to the parameters' device; images get the parameters' number type."""
     some = next(iter(parameters.values()))
     return x.to(some.device, some.dtype), y.to(some.device)
 
@@ -383,7 +383,7 @@ def _derivative_along(
     direction: Sequence[Tensor],
     images: Tensor,
 ) -> Tensor | None:
-    """Return d/dx of (v . dl/dw), in the shape of the images; None if it depends on no pixel."""
+    """Return d/dx of (v . d loss / d w) for a direction v, shaped like the images; None if it depends on no pixel."""
     with torch.enable_grad():
         products = [(gradient * v).sum() for gradient, v in zip(gradients, direction, strict=True)]
         along = torch.stack(products).sum()

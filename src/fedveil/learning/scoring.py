@@ -1,4 +1,4 @@
-"""Layer scores of clients and of the public set: choice of images, and treatment of clients without marks."""
+"""Layer scores of clients and of the public set: choice of images, and treatment of clients without masks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ Unmarked = Literal["everything", "uniform", "refuse"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Parameters):
-    """Options for the scores of layers on a client's sensitive pixels, for FedRE.
+    """Options of layer scores on a client's sensitive pixels, for FedRE.
 
     Parameters
     ----------
     images : int
-        Number of images that are scored; they stand for all images of a client and for `every` rounds.
+        Number of images that are scored, in place of all images of a client. The scores are used for `every` rounds.
     every : int
         Number of rounds between scorings; in between a client uses its last scores. Above 1, every client must take
         part in every round.
     draw : {"fixed", "anew"}
-        "fixed": the first images with marks. "anew": others in every round.
+        Choice among the images with marked pixels. "fixed": the first ones. "anew": others in every round.
     method : {"exact", "estimate", "signal"}
         Method, as for `layer_scores`.
     probes : int
         Random directions of the estimate.
     unmarked : {"everything", "uniform", "refuse"}
-        Treatment of a client without marks: every pixel counts as sensitive, the budget is split evenly, or the client
-        fails and sends noise alone. The noise reveals the split to the server; an even split reveals that the client
-        has no marks or failed.
+        Treatment of a client without marked pixels: every pixel counts as sensitive, the budget is split evenly, or the
+        client fails and sends noise alone. The noise reveals the split to the server; an even split reveals that the
+        client has no marked pixels or failed.
     pixels : {"marked", "all"}
         "all" scores layers on whole images, whatever is marked, also on the server: the baseline without regions.
     """
@@ -54,7 +54,7 @@ class Scoring(Parameters):
 
 @dataclass(frozen=True, eq=False)
 class LayerScorer:
-    """Scorer of models' layers, for methods that need scores.
+    """Compute layer scores of models, for methods that need them.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class LayerScorer:
     how : Scoring
         Options: images, draws and method.
     unmarked : mapping of int to str
-        Choices of clients without marks, by partition.
+        For single clients, by partition: a value that replaces `Scoring.unmarked`.
     """
 
     model: nn.Module
@@ -80,7 +80,7 @@ class LayerScorer:
     unmarked: Mapping[int, str]
 
     def of_client(self, start: Tensor, client: ClientData, key: Key) -> dict[str, float]:
-        """Return the layer scores of a start [d] on a client's images, by name."""
+        """Score the layers of a start [d] on a client's images; scores by layer name."""
         layers = self.layout.groups("module")
         choice = self.unmarked.get(key[2], self.how.unmarked)
         if choice == "uniform" and _marks_nothing(client, self.how):
@@ -89,7 +89,7 @@ class LayerScorer:
         return dict(zip(layers, scores.tolist(), strict=True))
 
     def of_models(self, models: Tensor, public: ClientData) -> Tensor:
-        """Return the layer scores [n, L] of models [n, d] on public images."""
+        """Score the layers of models [n, d] on public images, [n, L]."""
         return self._score(models, public, None, self.how.unmarked)
 
     def _score(self, models: Tensor, data: ClientData, key: Key | None, unmarked: str) -> Tensor:
@@ -129,7 +129,7 @@ class LayerScorer:
 
 
 def scored_rows(data: ClientData, how: Scoring, key: Key | None = None) -> Tensor:
-    """Choose the images of a client (with its key) or of the public set on which layers are scored; ascending."""
+    """Choose the images on which layers are scored, as ascending row numbers; `key` is a client's, None for public data."""
     rows = torch.arange(len(data.x))
     if data.masks is not None and how.pixels == "marked" and data.masks.any():
         rows = data.masks.flatten(1).any(1).nonzero().reshape(-1)

@@ -1,4 +1,4 @@
-"""Random streams of local training: shuffling and dropout, keyed only by the client's key."""
+"""Random numbers of local training (shuffling and dropout), determined by the client's key alone."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ def stream(
     purpose: str,
     generator: torch.Generator | None = None,
 ) -> torch.Generator:
-    """Return a generator seeded for one client, round and purpose; a given generator is seeded again."""
+    """Return a generator seeded by a client's key (seed, round, partition) and a purpose; a given one is seeded again."""
     if generator is None:
         generator = torch.Generator()
     return generator.manual_seed(keyed_seed("train", *key, purpose))
@@ -44,7 +44,10 @@ def stream(
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python for others' code, and restore them afterwards."""
+    """Seed the global generators of PyTorch, NumPy and Python in this context, and restore them afterwards.
+
+    It is for foreign code that draws from them.
+    """
     numbers = np.random.get_state()  # noqa: NPY002 - what others' code draws from
     python = random.getstate()
     with torch.random.fork_rng(devices=[]):
@@ -57,7 +60,7 @@ def drawing(seed: int) -> Iterator[None]:
 
 
 def draw_from(seed: int) -> None:
-    """Seed the global generators for others' code; NumPy's takes 32 bits."""
+    """Seed the global generators of PyTorch, NumPy (with 32 bits) and Python."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & ((1 << 32) - 1))  # noqa: NPY002
     random.seed(seed)
@@ -68,10 +71,10 @@ def epoch_orders(
     examples: Sequence[int] | Ints,
     epochs: int,
 ) -> Ints:
-    """Return the order in which clients use their examples, another permutation in every epoch.
+    """Draw the order in which clients use their examples, a new permutation in each epoch.
 
-    Hashes of (key, epoch, example) are sorted. So a client's order depends only on its own key, and many clients are
-    shuffled at once. No privacy promise depends on shuffling.
+    The order is that of hashes of (key, epoch, example). So a client's order depends only on its own key, and many
+    clients are shuffled at once. No privacy promise depends on shuffling.
 
     Parameters
     ----------
@@ -118,17 +121,17 @@ def _mixed(words: Words) -> Words:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout that draws from an explicit generator.
+    """Dropout layer that draws from an explicit generator, in place of PyTorch's global state.
 
     Parameters
     ----------
     p : float
         Probability of dropping.
     axes : int
-        Trailing axes that share one decision (0 for ordinary dropout).
+        Number of trailing axes that are dropped or kept together (0 for ordinary dropout).
     generator : torch.Generator, optional
         Generator on the CPU. Masks are drawn on the CPU for inputs on any device, so the device does not change them.
-        Without a generator they come from PyTorch's global state, as a trace cannot hold a generator.
+        Without a generator masks come from PyTorch's global state, because a trace cannot hold a generator.
     """
 
     def __init__(self, p: float, axes: int, generator: torch.Generator | None) -> None:
@@ -138,7 +141,7 @@ class KeyedDropout(nn.Module):
         self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop and rescale in training mode, pass through otherwise."""
+        """In training mode set dropped values to 0 and scale up the others; else return x."""
         if not self.training or self.p == 0:
             return x
         shared = min(self.axes, x.dim())
@@ -149,14 +152,14 @@ class KeyedDropout(nn.Module):
         return x * (keep.to(x.device, x.dtype) / (1 - self.p))
 
     def _drawn(self, shape: Sequence[int]) -> Tensor:
-        """Draw which decisions are kept."""
+        """Draw the mask: True where a value is kept."""
         if self.generator is None:
             return torch.bernoulli(torch.empty(shape), 1 - self.p)
         return torch.rand(shape, generator=self.generator, dtype=torch.float32) >= self.p
 
 
 def with_traced_dropout(module: nn.Module) -> nn.Module:
-    """Let keyed dropout inside a module draw from PyTorch's global state, in place, so that it can be traced."""
+    """Let keyed dropout layers of a module draw from PyTorch's global state, in place; a trace needs this."""
     for child in module.modules():
         if isinstance(child, KeyedDropout):
             child.generator = None
@@ -164,7 +167,7 @@ def with_traced_dropout(module: nn.Module) -> nn.Module:
 
 
 def with_keyed_dropout(module: nn.Module, generator: torch.Generator) -> None:
-    """Replace every dropout layer inside a module, in place, by one that draws from `generator`."""
+    """Replace every dropout layer of a module, in place, by one that draws from `generator`."""
     replaced: dict[int, KeyedDropout] = {}
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):

@@ -1,4 +1,4 @@
-"""Jobs shared between threads; all stop soon after a job raises or the caller is interrupted."""
+"""Jobs run in parallel threads; all threads stop soon after a job fails or the caller is interrupted."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,17 +13,20 @@ J = TypeVar("J")
 
 
 class Interrupted(BaseException):
-    """End of work whose result nobody needs any longer; a BaseException, so that it is not taken for a client's failure."""
+    """Signal that ends a job when its result is no longer needed.
+
+    It is a BaseException, so that it is not taken for a client's failure.
+    """
 
 
 class Threads:
-    """Members that do jobs in parallel, each in its own thread with one intra-op thread."""
+    """Pool that runs jobs in parallel; each thread owns one member (such as a model) and has one intra-op thread."""
 
     def __init__(self) -> None:
         self._here = threading.local()
 
     def raise_if_stopped(self) -> None:
-        """End this thread's work if a job raised or the caller of `run` was interrupted; call it often.
+        """End this thread's job if another job failed or the caller of `run` was interrupted. Call it often in a job.
 
         Raises
         ------
@@ -40,10 +43,10 @@ class Threads:
         jobs: Sequence[J],
         work: Callable[[M, J], None],
     ) -> None:
-        """Do all jobs, in order.
+        """Run all jobs in the threads; they are started in order.
 
-        If a job raises, or the caller gets Ctrl-C, the others end at their next `raise_if_stopped`. After this function
-        returns or raises, no thread touches a member.
+        If a job raises an error, or the caller gets Ctrl-C, the other jobs end at their next `raise_if_stopped`. After
+        this method returns or raises, no thread uses a member.
 
         Parameters
         ----------
@@ -89,9 +92,9 @@ class Threads:
 
 
 class _Call:
-    """Threads that work for one call of `run`.
+    """State of one call of `run`: its running threads, and whether they have to stop.
 
-    An interruption may come while a thread starts, when no pool knows of the thread yet.
+    Threads are counted here, because an interruption may come while a thread starts and no pool lists it yet.
 
     Attributes
     ----------
@@ -104,7 +107,7 @@ class _Call:
         self._change, self._busy = threading.Condition(), 0
 
     def enter(self) -> bool:
-        """Count a thread as started and return True, unless all have to stop."""
+        """Count a thread as started and return True; return False if the threads have to stop."""
         with self._change:
             self._busy += not self.stopped
             return not self.stopped
@@ -116,7 +119,7 @@ class _Call:
             self._change.notify_all()
 
     def end(self) -> None:
-        """Stop all threads and wait for them, at most a training step; further Ctrl-C are ignored meanwhile."""
+        """Stop all threads and wait for them, at most for one training step. Further Ctrl-C is ignored until then."""
         while True:
             try:
                 with self._change:

@@ -1,4 +1,4 @@
-"""PyTorch losses as means over labels, a form that record level needs."""
+"""PyTorch losses in the form that record level needs: the loss of each label, of which the batch loss is the mean."""
 
 from copy import deepcopy
 from functools import partial
@@ -34,30 +34,33 @@ NAMES = tuple(kind.__name__ for kind in (*_CLASS_LOSSES, *_NUMBER_LOSSES))
 
 
 def mean_of_mask(logs: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over labels of minus the masked logarithms [B, classes, ...]; a void label counts as 0."""
+    """Return the mean negative log-probability over labels, for true classes as a one-hot mask; a void label counts as 0.
+
+    `logs` and `mask` are [B, classes, ...].
+    """
     return -torch.where(mask, logs, 0.0).sum(1).mean()
 
 
 def paired(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets as numbers in one shape; an output [B, 1] fits targets [B]."""
+    """Convert outputs and targets to the same shape and number type; outputs [B, 1] fit targets [B]."""
     fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
     return fitted, y.to(output.dtype)
 
 
 class Paired:
-    """PyTorch loss of numbers under a FedVeil name; an output [B, 1] fits targets [B].
+    """PyTorch loss for regression that also accepts outputs [B, 1] with targets [B].
 
     Parameters
     ----------
     loss : torch.nn.Module
-        Loss of a kind in `NAMES` that takes numbers.
+        Loss of a regression, of a class in `NAMES`.
     """
 
     def __init__(self, loss: nn.Module) -> None:
         self.loss = loss
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the mean of a batch.
+        """Return the mean loss of a batch.
 
         Raises
         ------
@@ -68,14 +71,14 @@ class Paired:
 
     @property
     def each(self) -> "Labelwise":
-        """Return the loss of each number."""
+        """Function that gives the loss of each number."""
         return Labelwise(self.loss, paired=True)
 
 
 class Labelwise:
-    """Loss of each label; the PyTorch loss is its mean.
+    """PyTorch loss that returns the loss of each label in place of the batch's mean.
 
-    Class weights multiply an example's loss. They are public, and the mean of a batch is not divided by them.
+    Class weights multiply an example's loss. They are public, and the mean of a batch is not divided by their sum.
 
     Parameters
     ----------
@@ -87,7 +90,7 @@ class Labelwise:
     Attributes
     ----------
     ignored : int
-        Class that is ignored.
+        Label that the loss ignores.
     of_classes : bool
         Whether the targets are class numbers.
     """
@@ -122,7 +125,10 @@ class Labelwise:
         return self(output, y).mean()
 
     def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean loss of a batch whose classes are a mask [B, classes, ...], as an index may raise."""
+        """Return the mean loss of a batch whose true classes are a one-hot mask [B, classes, ...].
+
+        A mask is used because indexing by an invalid label would raise an error.
+        """
         logs = output if isinstance(self._loss, nn.NLLLoss) else output.log_softmax(1)
         if self._loss.weight is not None:
             trailing = [1] * (logs.dim() - 2)
@@ -131,12 +137,12 @@ class Labelwise:
 
     @property
     def has_mask(self) -> bool:
-        """Whether `of_mask` computes the same loss."""
+        """Whether `of_mask` computes this loss."""
         return self.of_classes and not getattr(self._loss, "label_smoothing", 0.0)
 
 
 def labelwise(loss: Any) -> Labelwise | str | None:
-    """Return a PyTorch loss by label, or its name if FedVeil has it; None for any other loss."""
+    """Convert a PyTorch loss to `Labelwise`, or to its name if FedVeil has the loss; None for any other loss."""
     module = _as_module(loss)
     if type(module) not in (*_CLASS_LOSSES, *_NUMBER_LOSSES) or module.reduction != "mean":
         return None
@@ -146,7 +152,7 @@ def labelwise(loss: Any) -> Labelwise | str | None:
 
 
 def _as_module(loss: Any) -> Any:
-    """Return the module for a PyTorch loss function with its keywords; anything else unchanged."""
+    """Return the loss module for a PyTorch loss function with its keywords; anything else is returned unchanged."""
     function = loss
     keywords: dict[str, Any] = {}
     if isinstance(loss, partial) and loss.keywords and not loss.args:

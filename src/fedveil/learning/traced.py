@@ -1,4 +1,4 @@
-"""Gradients of single examples for a module with its own code: by a fixed list of operators, or one by one.
+"""Gradients of single examples for a module with its own code: by a trace to a list of operators, or one by one.
 
 `torch.func.vmap` keeps examples apart in exact arithmetic. Its trace on dummies is a fixed list of operators: no
 branch, exception or state depends on data. Each operator's result for a row, at its place in a batch of this size, must
@@ -35,7 +35,7 @@ _MEASURED = 32  # examples of a batch against which one call for each example is
 
 
 class ByOperators:
-    """Gradient rule by a trace: one list of operators for each shape, made on dummies.
+    """Gradient rule for traceable models: a list of operators is recorded on dummies, once for each shape.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class ByOperators:
     loss : str or Labelwise
         Loss of an example.
     generator : torch.Generator, optional
-        Source of what a module draws from the global random state.
+        Source of the random numbers that a module takes from PyTorch's global state.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ByOperators:
         here: Tensor,
         lengths: Tensor | None = None,
     ) -> GradientsAndLosses:
-        """Return gradients, losses [B], and which examples [B] have both."""
+        """Return gradients, losses [B], and a bool [B] that marks the examples with finite results."""
         graph, outputs = self._graphs[x.shape]
         shape = (len(x), *outputs)
         y, good = usable(y, shape, self._loss)
@@ -141,7 +141,7 @@ class ByOperators:
         return tuple(outputs.shape)[1:]
 
     def _untraceable(self, error: Exception, running: Sequence[str]) -> ByValue:
-        """Return the refusal that tells why the model has no trace, and in which running layer."""
+        """Return the error that says why the model has no trace, and in which layer tracing failed."""
         reason = str(error).partition("\n")[0]
         if ".item()" in reason:
             reason = "it reads a number out of an example, as packed sequences do: pad to one length instead"
@@ -156,7 +156,7 @@ class ByOperators:
         y: Tensor,
         loss: LossFunction,
     ) -> bool:
-        """Whether the loss alone, on outputs of this shape, has this operator."""
+        """Whether an operator comes from the loss: whether the loss alone has it, on outputs of this shape."""
 
         def of_row(output: Tensor, target: Tensor) -> Tensor:
             return loss(output[None], target[None])
@@ -177,9 +177,9 @@ class ByOperators:
 
 
 class OneByOne:
-    """Gradient rule for every other model: each example has its own call, on its own copy of the module.
+    """Gradient rule for every other model: one call for each example, on a fresh copy of the module.
 
-    Parameters as for `ByOperators`.
+    Parameters are those of `ByOperators`.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class OneByOne:
         here: Tensor,
         lengths: Tensor | None = None,
     ) -> GradientsAndLosses:
-        """Return gradients, losses [B], and which examples [B] have both; an example that raises has neither."""
+        """Return gradients, losses [B], and a bool [B] that marks the examples with both; an error leaves an example without."""
         dtype = self._layout.dtype
         rows = torch.zeros((len(x), self._layout.size), dtype=dtype, device=x.device)
         losses = torch.zeros(len(x), dtype=dtype, device=x.device)
@@ -221,7 +221,7 @@ class OneByOne:
         return Gradients([formed], self._layout), losses, good
 
     def _draw_from(self, seed: int | None, place: int) -> None:
-        """Seed masks by an example's place, as one stream for all would reveal earlier examples (32 bits of seed)."""
+        """Seed the generators by an example's place, so that no example's random numbers depend on earlier examples."""
         if seed is None:
             return
         draw_from(keyed_seed("place", seed, place, 0))
@@ -246,7 +246,7 @@ class OneByOne:
 
 
 def _gradients_of_rows(module: nn.Module, loss: LossFunction) -> Callable[..., Any]:
-    """Return a function (parameters by name, x, y) -> (gradients by name, losses) of each row by itself."""
+    """Return a function (parameters by name, x, y) -> (gradients by name, losses), one gradient and loss for each row."""
 
     def of_row(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
         with WrittenOut():
@@ -275,7 +275,7 @@ def times_slower(
     y: Tensor,
     loss: LossFunction,
 ) -> float | None:
-    """Return how many times longer examples take one by one than in a batch, on zeros like x and y [N, ...]; or None."""
+    """Measure the slowdown of one call for each example against a batch, on zeros like x and y [N, ...]; None if it fails."""
     shared = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def seconds(rows: int) -> float:
@@ -296,7 +296,7 @@ def times_slower(
 
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
-    """Seed the global random states, from which a module may draw, from this generator's stream.
+    """Seed the global generators from this generator for the context, as a module may draw from them.
 
     Yields
     ------
@@ -312,14 +312,14 @@ def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
 
 
 def _may_follow_values(owner: str, node: Node) -> ByValue:
-    """Return the refusal of a model or loss for an operator, naming the layer that called it."""
+    """Return the error for an operator that may depend on values; it names the layer with the operator."""
     layer = node.meta.get("layer")
     place = f" in its layer {layer}" if layer else ""
     return ByValue(f"{owner} uses {node.target}{place}, which may follow values")
 
 
 def _not_blind(graph: GraphModule) -> Node | None:
-    """Return the first operator that may depend on values."""
+    """Return the first operator that may depend on values; None if there is none."""
     public: set[Node] = set()  # nodes that depend only on constants of the model
     for node in graph.graph.nodes:
         found: Node = node
@@ -334,9 +334,9 @@ def _not_blind(graph: GraphModule) -> Node | None:
 
 
 def _blind(node: Node, public: set[Node]) -> bool:
-    """Whether an operator neither depends on values nor raises for some of them.
+    """Whether an operator works the same way for all values, and raises an error for none of them.
 
-    Numbers of rows have to be constants, or clamped.
+    Row numbers that index a tensor have to be constants, or clamped to its rows.
     """
     name, _, overload = str(node.target).rpartition(".")
     if name in _INDEXING:
@@ -370,7 +370,7 @@ def _gives_whole_numbers(node: Node) -> bool:
 
 
 def _within(index: Node, node: Node) -> bool:
-    """Whether the row numbers that are gathered or scattered are clamped to existing rows."""
+    """Whether row numbers in a gather or scatter are clamped to existing rows."""
     table, axis = node.args[:2]
     assert isinstance(table, Node)
     assert isinstance(axis, int)

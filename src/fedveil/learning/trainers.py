@@ -1,4 +1,4 @@
-"""Worker threads that train clients in parallel, and the choice of a trainer by name."""
+"""Threads that train clients in parallel, and the choice of a trainer by name."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,10 +30,10 @@ _STOCHASTIC = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 class WorkerTrainer:
-    """Train several clients in parallel, with the same bits as one client after another on one intra-op thread.
+    """Train several clients in parallel threads; each result has the same bits as with one client after another.
 
-    Small models gain nothing from threads inside an operation and much from threads over clients. Two workers train the
-    48x48 CNN about 1.5 times faster than two intra-op threads do.
+    (The comparison is with one intra-op thread.) Small models gain nothing from threads inside an operation and much
+    from threads over clients. Two workers train the 48x48 CNN about 1.5 times faster than two intra-op threads.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def make_trainer(
     noisy: NoisySteps | None = None,
     example: Example | None = None,
 ) -> BatchedTrainer | WorkerTrainer | PrivateTrainer:
-    """Make a trainer by name.
+    """Choose and make the trainer for a model: batched, sequential or private.
 
     Parameters
     ----------
@@ -120,17 +120,17 @@ def make_trainer(
     kind : {"auto", "batched", "sequential"}
         ``"auto"`` batches every model that can be batched; the size of a block follows from the size of the model.
         Other models are trained one client after another, and the log says so. ``"sequential"`` runs the model's own
-        code, and gives the same bits under every engine, whoever else is trained. The others agree with it within the
-        tolerances of `BatchedTrainer`.
+        code. Its results have the same bits under every engine, whatever other clients are trained. Batched results
+        agree with them within the tolerances of `BatchedTrainer`.
     workers : int
         Number of threads, each with a client or a block of clients.
     precision : {"full", "bfloat16"}
-        As in `SequentialTrainer`. Other values than ``"full"`` always use that trainer.
+        As in `SequentialTrainer`. Any value but ``"full"`` always uses that trainer.
     noisy : NoisySteps, optional
         Noise inside training; the result is then a `PrivateTrainer`, whatever the kind.
     example : tuple of Tensor, optional
-        x and y [N, ...] of the declared shape and type. A model with its own code is tried first on made-up examples of
-        these.
+        x and y [N, ...] of the declared shape and type; their values are not used. A model with its own code is first
+        tried on made-up examples of this shape.
 
     Raises
     ------
@@ -161,9 +161,9 @@ def make_trainer(
 
 
 def _unknown(model: nn.Module) -> str | None:
-    """Return the name of the first module that draws, or whose class is from neither torch.nn nor this library.
+    """Return the name of the first module that may draw random numbers: a drawing layer, or a class of foreign code.
 
-    A user's module that can be read and consists of known layers is skipped.
+    A model whose code can be traced to known layers has no such module.
     """
     with suppress(NotIsolated):
         recognised(model)

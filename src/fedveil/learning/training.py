@@ -1,4 +1,4 @@
-"""Local training of one client after another on one model, with keyed streams and nothing shared between clients."""
+"""Local training of one client after another on one model, with random streams of its own for each client."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ def rehearse(
     x: Tensor,
     y: Tensor,
 ) -> None:
-    """Train a copy of the model on two made-up examples shaped like x and y [N, ...].
+    """Try out training: train a copy of the model on two made-up examples shaped like x and y [N, ...].
 
     Raises
     ------
@@ -53,16 +53,16 @@ def rehearse(
 class SequentialTrainer:
     """Train clients one after another, for any ``torch.nn.Module``.
 
-    Shuffling and dropout are keyed by the client's key. So a client's result depends neither on other clients nor on
-    the global random state, which is restored afterwards. While a client trains, the global state is set from its key
-    for modules that draw from it; no other thread may draw then.
+    Shuffling and dropout are determined by the client's key. So a client's result depends neither on other clients nor
+    on the global random state. While a client trains, the global state is seeded from its key, for modules that draw
+    from it; no other thread may draw then. Afterwards it is restored.
 
     Parameters
     ----------
     model : torch.nn.Module
         Model, copied; the caller's is never changed. Frozen parameters stay. Buffers (running means and the like) start
-        from the client's own, or else from the model's. Buffers that the layout keeps are part of the result of
-        `train`.
+        from the client's own, or else from the model's. If the layout keeps buffers with the client, they are part of
+        the result of `train`.
     layout : Layout
         Layout of the model.
     local : LocalTraining
@@ -73,10 +73,10 @@ class SequentialTrainer:
         Precision of products and convolutions; parameters, sums and the optimiser are unchanged. ``"bfloat16"`` changes
         each update by several percent, and is faster on machines that support it.
     shared_random : bool
-        Whether to set and restore the global random state for modules that draw from it. Several trainers in threads
-        must not (`WorkerTrainer`).
+        Whether to seed and restore the global random state. It must be False if several trainers run in threads
+        (`WorkerTrainer`).
     before_step : callable, optional
-        Called before every step; an error in it ends the training.
+        Called before every step; if it raises an error, the training ends.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class SequentialTrainer:
         Parameters
         ----------
         starts : Tensor
-            [n, d], starts.
+            [n, d], initial parameters.
         clients : sequence of ClientData
             n clients. A client without examples returns its start.
         keys : sequence of tuple of int
@@ -137,8 +137,8 @@ class SequentialTrainer:
         Returns
         -------
         list of Trained or Exception
-            Results in the order of `clients`. A client that raises has its exception in its place, and the others
-            continue. A diverged model is returned unchanged; `protect` refuses it.
+            Results in the order of `clients`. A client whose training fails has its exception in its place, and the
+            others continue. A diverged model is returned as it is; `protect` refuses it.
 
         Raises
         ------
@@ -194,13 +194,13 @@ class SequentialTrainer:
         )
 
     def _is_beyond_slack(self, start: Tensor) -> bool:
-        """Whether the model is so far from the start [d] that FedProx's term counts."""
+        """Whether FedProx's term applies: the distance of the model from the start [d] exceeds `slack`."""
         if not self.local.slack:
             return True
         return float((self._read() - start).norm()) > self.local.slack
 
     def _pull(self, anchors: Sequence[Tensor]) -> None:
-        """Add FedProx's term to the gradients."""
+        """Add FedProx's proximal term to the gradients."""
         for parameter, anchor in zip(self._parameters, anchors, strict=True):
             gradient = _gradient(parameter)
             parameter.grad = gradient.add_(parameter.detach() - anchor, alpha=self.local.prox)
@@ -213,7 +213,7 @@ class SequentialTrainer:
         return {name: state[name].detach().cpu().clone() for name in self._kept}
 
     def _require_constants(self) -> None:
-        """Refuse a model whose own code changed a buffer that counts as constant."""
+        """Refuse a model whose own code changed a buffer that is declared constant."""
         if not self.layout.constants:
             return
         now = dict(self._model.named_buffers())
@@ -224,7 +224,7 @@ class SequentialTrainer:
                 raise FieldError("module", name, f"{accepted} {fix}")
 
     def _gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        """Write the gradient of a batch into the parameters, and return the mean loss."""
+        """Compute the gradient of a batch into the parameters' ``grad``, and return the mean loss."""
         self._model.zero_grad()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             outputs = outputs_of(self._model(x))
@@ -251,7 +251,7 @@ class SequentialTrainer:
         start: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load a model's parameters [d] and buffers into the module, and restore what its own code keeps."""
+        """Load parameters [d] and buffers into the module, and reset the state that its own code keeps."""
         kinds = {block.dtype for block in self.layout.blocks}
         if kinds == {self.layout.dtype}:
             self._train_in_place(start)
@@ -266,7 +266,7 @@ class SequentialTrainer:
         self._model.train()
 
     def _train_in_place(self, start: Tensor) -> None:
-        """Make the module's parameters views of one vector [d], which is then the result."""
+        """Make the module's parameters views of one vector [d], so that the result needs no copy."""
         if self.reuses_memory and self._memory is not None:
             values = self._memory.copy_(start)
         else:
@@ -285,9 +285,10 @@ def batch_of(client: ClientData, rows: Tensor, inputs: Inputs) -> tuple[Tensor, 
 
 
 class Stepper:
-    """Optimiser with the same bits as torch.optim's, by torch's own functions.
+    """SGD, Adam or AdamW, with the same bits as the classes of ``torch.optim``.
 
-    The classes of torch.optim load a compiler, which takes half a second in every process.
+    It calls PyTorch's own functions. Importing the classes would load a compiler, which takes half a second in every
+    process.
 
     Parameters
     ----------
@@ -311,7 +312,7 @@ class Stepper:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Take one step."""
+        """Take one step with learning rate `lr`."""
         values: list[Tensor] = []
         gradients: list[Tensor] = []
         for parameter in self._parameters:
@@ -371,9 +372,9 @@ def adam_step(
     gradients: list[Tensor],
     *state: list[Tensor],
 ) -> None:
-    """Take one step of Adam (Kingma and Ba, 2015), or of AdamW, in place, with torch's defaults and its fused kernel.
+    """Take one step of Adam (Kingma and Ba, 2015) or AdamW in place, with PyTorch's defaults and fused kernel.
 
-    For each value the state holds a mean, a square and a number of steps.
+    `state` is three lists: means of gradients, means of their squares, and numbers of steps.
     """
     means, squares, counts = state
     decay = local.weight_decay if local.optimizer == "adamw" else 0.0
@@ -409,7 +410,7 @@ def _fused(values: Sequence[Tensor]) -> bool:
 
 
 def _longest(update: Tensor, share: float) -> Tensor:
-    """Return the update with all but this share of its coordinates, the largest ones, set to 0."""
+    """Keep this share of an update's coordinates, those of largest size, and set the others to 0."""
     kept = torch.zeros_like(update)
     places = update.abs().topk(max(1, round(share * len(update)))).indices
     kept[places] = update[places]
@@ -417,12 +418,12 @@ def _longest(update: Tensor, share: float) -> Tensor:
 
 
 def device_of(device: str | torch.device) -> torch.device:
-    """Return the device of that name.
+    """Return the PyTorch device of this name.
 
     Raises
     ------
     FieldError
-        If PyTorch does not have it.
+        If PyTorch has no such device here.
     """
     try:
         return torch.empty(0, device=device).device
@@ -438,7 +439,7 @@ def check_request(
     clients: Sequence[ClientData],
     keys: Sequence[Key],
 ) -> None:
-    """Refuse starts, clients and keys that do not fit together."""
+    """Refuse different numbers of starts, clients and keys, or starts that do not fit the layout."""
     layout.check(starts, "starts")
     if starts.dim() != 2 or not len(starts) == len(clients) == len(keys):
         given = (tuple(starts.shape), len(clients), len(keys))
@@ -454,7 +455,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Set the global random state, and restore it afterwards."""
+    """Seed the global random state for this context, and restore it afterwards."""
     on_cuda = device.type == "cuda"
     devices = [device] if on_cuda else []
     with torch.random.fork_rng(devices=devices):

@@ -1,4 +1,4 @@
-"""Changes to any model before training: weights from a file, frozen parts, adapters."""
+"""Preparation of any model for fine-tuning: weights from a file, frozen parts, adapters."""
 
 from torch import nn
 
@@ -24,7 +24,7 @@ def tuned(
     rank: Count = 4,
     cached: bool = False,
 ) -> nn.Module:
-    """Prepare a model for training; the options are keys of ``[model]`` for every model without such keys.
+    """Prepare a model for fine-tuning. The options are keys of ``[model]``, for models without own keys of these names.
 
     Parameters
     ----------
@@ -38,9 +38,10 @@ def tuned(
     source, licence : str
         Source and licence of the weights, for the summary.
     anew : tuple of str
-        Parts that do not take the file's weights, such as a head for other classes.
+        Parts that keep their new weights in place of the file's, such as a head for other classes.
     train : tuple of str
-        Only parts that are trained whole. Without this and `lora`, everything is trained.
+        Parts that are trained; all others are frozen or, with `lora`, get adapters. Without this and `lora`, everything
+        is trained.
     lora : tuple of str
         Layers with low-rank adapters, by names or ends of names; everything else but `train` is frozen.
     rank : int
@@ -52,7 +53,7 @@ def tuned(
     Raises
     ------
     FieldError
-        For names that the model does not have, or a file that does not fit.
+        For names that the model does not have, or a file of another architecture.
     """
     if not weights:
         given: dict[str, object] = {
@@ -89,7 +90,7 @@ def tuned(
 
 
 def front_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the part of a ``cached`` model that computes features, and the part that is trained on them."""
+    """Split a ``cached`` model into the frozen part that computes features, and the trained part."""
     try:
         front, rest = split(model)  # type: ignore[arg-type]
     except FieldError as error:
@@ -101,10 +102,10 @@ def front_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def keep(model: nn.Module, known: WeightsFile) -> None:
-    """Attach the description of its weights file to a model."""
+    """Store the description of a weights file in the model that was loaded from it."""
     object.__setattr__(model, _KEPT, known)
 
 
 def weights_in(model: nn.Module) -> WeightsFile | None:
-    """Return the description of the file with a model's weights."""
+    """Return the description of the file from which a model was loaded; None without one."""
     return getattr(model, _KEPT, None)

@@ -1,4 +1,4 @@
-"""Small U-Net with one score for each class and pixel."""
+"""Small U-Net for segmentation, and a trivial detector of tampered pixels to compare it with."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -39,7 +39,7 @@ _GAIN, _MOST = (
 
 
 class UNet(nn.Module):
-    """U-Net of Ronneberger et al. 2015 (arXiv 1505.04597), with group normalisation, which keeps no statistics of data.
+    """U-Net of Ronneberger et al. 2015 (arXiv 1505.04597) with group normalisation: one score for each class and pixel.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ class UNet(nn.Module):
     mean, deviation : float
         Public constants: the first layer sees (x - mean) / deviation.
     patch : int
-        Squares with so many pixels a side become channels of one pixel before the first layer, and squares again after
-        the last. This takes patch^2 times less work, and still gives scores for each pixel.
+        Side, in pixels, of squares that become the channels of one pixel before the first layer, and squares again
+        after the last. This takes patch^2 times less work, and still gives scores for each pixel.
     residuals : bool
         Whether the first layer also sees each channel through four fixed high-pass filters. Traces of forgery show
         better there (Fridrich and Kodovsky 2012, 10.1109/TIFS.2012.2190402).
     rank : int
-        If above 0: each 3x3 convolution is frozen, and learns an added change of this rank.
+        If above 0: each 3x3 convolution is frozen, and only an added change of this rank is trained.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ def unet(
     frozen: int = 0,
     rank: int = 0,
 ) -> nn.Module:
-    """Build a small U-Net; patch, and then 2 for each later level, must divide height and width.
+    """Build a small U-Net. Height and width must be divisible by `patch`, and then by 2 for each level after the first.
 
     Two options reduce the number of noised parameters. The first `frozen` levels on the way down are not trained.
     Convolutions learn only a change of low `rank` (at least 1; 0: they are trained whole).
@@ -187,7 +187,7 @@ def sharpness(
 
 
 def _residuals(x: Tensor) -> Tensor:
-    """Map images [B, C, H, W] of at least 3x3 to residuals [B, 4 C, H, W], each in (-3, 3)."""
+    """Filter images [B, C, H, W] (at least 3x3) with four high-pass filters: residuals [B, 4 C, H, W] in (-3, 3)."""
     scaled = _FILTERS / _FILTERS.amin((1, 2), keepdim=True).abs()
     filters = scaled[:, None].to(x.device, x.dtype)
     padded = pad(x, (2, 2, 2, 2), mode="replicate")
@@ -197,7 +197,7 @@ def _residuals(x: Tensor) -> Tensor:
 
 
 class _LowRank(nn.Module):
-    """Convolution that stays frozen, plus a learned one of low rank (Hu et al. 2021, arXiv 2106.09685)."""
+    """Frozen convolution plus a trained one of low rank (Hu et al. 2021, arXiv 2106.09685)."""
 
     def __init__(self, before: int, after: int, rank: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Obstacles to training a model on clipped gradients of single examples, and their repair."""
+"""Modules that prevent training on clipped gradients of single examples: how to find and replace them."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _ROWS = 3  # rows of the batch that is checked
 
 @dataclass(frozen=True)
 class Offence:
-    """Module that prevents gradients of single examples.
+    """Module of a model that prevents or falsifies gradients of single examples.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Offence:
     kind : str
         Class of the module.
     problem : str
-        Effect of the module.
+        How the module does this, for refusals.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Offence:
 
 
 def offences(model: nn.Module) -> tuple[Offence, ...]:
-    """Return the modules that prevent or falsify gradients of single examples; empty if there are none.
+    """Find the modules of a model that prevent or falsify gradients of single examples.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def offences(model: nn.Module) -> tuple[Offence, ...]:
 
 
 def mend(model: nn.Module) -> nn.Module:
-    """Copy a model with the repairable offences removed.
+    """Copy a model, with replacements for modules that prevent gradients of single examples.
 
     Batch normalisation becomes group normalisation (new scales and shifts), in-place activations become ordinary ones,
     running statistics of instance normalisation are dropped. Embeddings lose ``sparse``, ``scale_grad_by_freq`` and
@@ -66,7 +66,7 @@ def mend(model: nn.Module) -> nn.Module:
     Raises
     ------
     FieldError
-        If an offence remains.
+        If a module has no replacement.
     """
     mended = deepcopy(model)
     for name, module in list(mended.named_modules()):
@@ -102,9 +102,9 @@ def require_separable(model: nn.Module) -> None:
 
 
 def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
-    """Refuse a model that visibly mixes the examples of a batch, as it would be trained as another model.
+    """Refuse a model that visibly mixes the examples of a batch, because training on single examples would change it.
 
-    No promise rests on this check, which sees few values; `PerExample` never mixes examples.
+    No promise relies on this check, as it tries few values; `PerExample` never mixes examples.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
 
 
 def _draws(part: nn.Module) -> bool:
-    """Whether a module is dropout, or RReLU, whose number of draws depends on the signs of values."""
+    """Whether a module draws random numbers: dropout, or RReLU (whose number of draws depends on signs of values)."""
     is_dropout = "dropout" in type(part).__name__.lower() and not list(part.children())
     return is_dropout or isinstance(part, nn.RReLU)
 
@@ -211,7 +211,7 @@ def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> Non
 
 
 def _problem(module: nn.Module) -> str:
-    """Return how a module falsifies gradients of single examples; "" if it does not."""
+    """Describe how a module falsifies gradients of single examples; "" if it does not."""
     if isinstance(module, _BatchNorm):
         return "mixes the examples of a batch"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
@@ -234,7 +234,7 @@ def _embedding_problem(table: nn.Embedding | nn.EmbeddingBag) -> str:
 
 
 def _normalisation(module: nn.Module) -> nn.Module:
-    """Return the normalisation that replaces one with statistics."""
+    """Return the group normalisation that replaces a normalisation with batch statistics."""
     if isinstance(module, _InstanceNorm):
         return type(module)(module.num_features, eps=module.eps, affine=module.affine)
     norm = cast(_BatchNorm, module)

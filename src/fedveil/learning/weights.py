@@ -1,4 +1,4 @@
-"""Public weights from a file with a state dictionary, with which a model begins."""
+"""Initial weights from a file with a state dictionary; they count as public."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -23,9 +23,10 @@ _INSIDE = (
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """Description of a file of weights, which count as public.
+    """Description of a weights file: name, digest and origin.
 
-    Weights that were trained on the silos' own records are a separate release; a run's guarantee does not count it.
+    The weights count as public. If they were trained on the silos' own records, they are a separate release that a
+    run's guarantee does not include.
 
     Attributes
     ----------
@@ -36,7 +37,7 @@ class WeightsFile:
     source, licence : str
         Source and licence as the user declared them; "" if not declared.
     anew : tuple of str
-        Parts that did not take the file's weights.
+        Parts of the model that kept their own initial weights.
     """
 
     file: str
@@ -65,13 +66,13 @@ def load_weights(
     path : str or Path
         State dictionary of ``torch.save`` (read with ``weights_only=True``), or a safetensors file.
     anew : sequence of str
-        Parts that keep the model's own start, such as a head for other classes; the file's are ignored.
+        Parts that keep the model's own initial weights, such as a head for other classes; the file's are ignored.
     sha256 : str
         Required beginning of the file's SHA-256, at least 8 hexadecimal digits; "" accepts any file.
     source, licence : str
         Origin of the weights and their licence, for the summary.
     rename : callable, optional
-        Function that gives the file's tensors, by name, the model's names.
+        Function from the file's tensors by name to the same tensors under the model's names.
 
     Returns
     -------
@@ -81,7 +82,7 @@ def load_weights(
     Raises
     ------
     FieldError
-        For a file that is not a state dictionary, or weights of another architecture; the text lists differing names
+        For a file that is not a state dictionary, or weights of another architecture. The text lists differing names
         and shapes.
     """
     parts = require_parts(model, anew, "anew")
@@ -151,7 +152,7 @@ def _content(file: Path) -> bytes:
 
 
 def _state(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name."""
+    """Read the tensors of a file, by name."""
     loaded = _from_safetensors(file) if file.suffix == ".safetensors" else _from_torch(file)
     for key in _INSIDE:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):

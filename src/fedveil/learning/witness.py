@@ -1,4 +1,4 @@
-"""Failures of sites in a simulation; in a deployment each site keeps its own in its log."""
+"""Errors of sites in a simulation; in a deployment each site has them only in its own log."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,10 @@ _SEEN: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
 
 @contextmanager
 def witnessed() -> Iterator[list[Exception]]:
-    """Collect the errors given to `note_failure` within this context; only a process that plays all sites may see them."""
+    """Collect the errors given to `note_failure` in this context, as a list; for simulations only.
+
+    Only a process that plays all sites may see them.
+    """
     seen: list[Exception] = []
     before = _SEEN.set(seen)
     try:
@@ -19,7 +22,7 @@ def witnessed() -> Iterator[list[Exception]]:
 
 
 def note_failure(error: Exception) -> None:
-    """Record why a client's answer is noise alone; outside a simulation the error goes nowhere."""
+    """Record the error that made a client's answer noise alone; outside `witnessed` it is dropped."""
     seen = _SEEN.get()
     if seen is not None:
         seen.append(error)

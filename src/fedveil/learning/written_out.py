@@ -1,8 +1,8 @@
-"""PyTorch functions written out in operators that do not depend on values, for tracing a model.
+"""PyTorch functions rewritten with operators that work the same way for all values; this makes a model traceable.
 
-Some kernels branch or raise depending on values, or have no form for single examples: fused attention, embedding
-tables, recurrent layers, statistics of one example. Here each function is replaced by its mathematical form. Functions
-inside a form are not replaced.
+Some kernels branch or raise errors depending on values, or have no version for single examples: fused attention,
+embedding tables, recurrent layers, statistics of one example. Here each function is replaced by its mathematical
+formula. Functions inside a replacement are not replaced.
 """
 
 import inspect
@@ -21,7 +21,7 @@ class ByValue(Exception):
 
 
 class WrittenOut(TorchFunctionMode):
-    """Context that replaces the functions that have a form here."""
+    """Context in which PyTorch functions are replaced by the ones in this module."""
 
     def __torch_function__(
         self,
@@ -30,7 +30,7 @@ class WrittenOut(TorchFunctionMode):
         args: Any = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the form of a function, or the function itself."""
+        """Call the replacement of a function if there is one, else the function."""
         form = _FORMS.get(func, func)
         return form(*args, **(kwargs or {}))
 
@@ -44,12 +44,13 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Return rows of a table; a number beyond the table gives NaN, so only that example counts as zero.
+    """Look up rows of a table. An index outside the table gives NaN, so only that example counts as zero.
 
     Raises
     ------
     ByValue
-        For options or inputs with which a row depends on other rows, or no row is meant.
+        For indices that are no integers, and for `max_norm`, `scale_grad_by_freq` or `sparse`, which make rows depend
+        on each other.
     """
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise ByValue("an embedding with max_norm, scale_grad_by_freq or sparse=True")
@@ -89,7 +90,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Return sums or means of a table's rows over bags of one public length.
+    """Sum or average a table's rows over bags of indices, all of one public length.
 
     Raises
     ------
@@ -121,7 +122,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return the softmax of products, times values; a place without any visible place gets 0."""
+    """Compute scaled dot-product attention; a query that may see no key gets 0."""
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(times, -3)
@@ -139,7 +140,7 @@ def attention(
 
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return the softmax over the places that a bool or additive mask allows; 0 if it allows none."""
+    """Compute the softmax over the keys that a bool or additive mask allows; 0 if it allows none."""
     if mask.dtype == torch.bool:
         scores = scores.masked_fill(mask.logical_not(), -math.inf)
     else:
@@ -150,7 +151,7 @@ def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def _heads(*args: Any, **more: Any) -> Any:
-    """Request attention weights from attention with several heads, as a fused kernel computes it otherwise."""
+    """Call multi-head attention so that it returns weights, because otherwise a fused kernel computes it."""
     bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **more)
     given = bound.arguments
     unmasked = given.get("attn_mask") is None and given.get("key_padding_mask") is None
@@ -170,7 +171,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalise each channel of an example by itself, as groups of one channel."""
+    """Normalise each channel of each example, by group normalisation with one channel in a group."""
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     return F.group_norm(input, input.shape[1], weight, bias, eps)
@@ -186,7 +187,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Scale and shift by stored statistics, as statistics of a batch would mix examples.
+    """Normalise by stored statistics, because statistics of a batch would mix examples.
 
     Raises
     ------
@@ -217,7 +218,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Divide by the root of the mean square."""
+    """Divide by the root mean square over the last axes, and multiply by the weight."""
     axes = tuple(range(-len(normalized_shape), 0))
     least = torch.finfo(input.dtype).eps if eps is None else eps
     mean = input.square().mean(axes, keepdim=True)
@@ -226,7 +227,7 @@ def rms_norm(
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """Multiply negative values by a slope, one for all channels or one for each."""
+    """Multiply negative values by a slope: one for all channels, or one for each channel."""
     shape = _of_channels(input) if weight.numel() > 1 else ()
     return torch.where(input > 0, input, input * weight.reshape(shape))
 
@@ -244,7 +245,7 @@ def bilinear(
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Return weights as directions times lengths."""
+    """Return the weights with direction v and length g."""
     axes = list(range(v.dim()))
     if dim != -1:
         axes.remove(dim % v.dim())
@@ -281,7 +282,7 @@ def _relu_step(inner: Tensor, outer: Tensor, state: State) -> State:
 
 
 def _unrolled(step: Cell, states: int) -> Callable[..., tuple[Tensor, ...]]:
-    """Return the form of a recurrent layer with so many states."""
+    """Return a replacement for a recurrent layer with this many states (1, or 2 for an LSTM), as a loop over time."""
 
     def run(input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:
         is_packed = isinstance(hx, Tensor) and not hx.is_floating_point()  # sizes of batches
@@ -344,7 +345,7 @@ def _over_time(
 
 
 def _cell(step: Cell, states: int) -> Callable[..., Any]:
-    """Return the form of one step of a recurrent layer."""
+    """Return a replacement for one step of a recurrent layer with this many states."""
 
     def run(
         input: Tensor,

@@ -1,1 +1,1 @@
-"""Flower engine: the same parties behind Flower's messages; `fedveil.flower` is its front."""
+"""Flower engine: server and clients of a federation behind Flower's messages. Import `fedveil.flower`."""

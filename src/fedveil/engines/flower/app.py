@@ -1,4 +1,4 @@
-"""ClientApps with our own learner: one trains, one only validates, and one is malicious."""
+"""ClientApps that train with FedVeil's learner, only validate, or are malicious."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ def learner_client_app(
     mod: Mod | None = None,
     **options: Any,
 ) -> ClientApp:
-    """Make a ClientApp that trains with a `Learner`, behind the privacy mod.
+    """Make a ClientApp that trains with a `Learner` and protects its replies by the privacy mod.
 
     Parameters
     ----------
@@ -52,9 +52,9 @@ def learner_client_app(
     behaviours : mapping of int to Behaviour, optional
         Malicious clients, by partition. They act inside the mod, so their method protects what they send.
     collusion : Collusion, optional
-        Knowledge of malicious clients about each other and about honest ones. Default: none.
+        What malicious clients know about each other and about honest ones. Default: nothing.
     mod : Mod, optional
-        Mod in place of the privacy mod, for nodes of an adversary.
+        Mod in place of the privacy mod, for an adversary's nodes.
     **options
         Passed to `privacy_mod`.
 
@@ -121,7 +121,7 @@ def validator_client_app(
     validation: Validation,
     **options: Any,
 ) -> ClientApp:
-    """Make a ClientApp that only validates: it measures a broadcast model's loss, and the mod releases the loss.
+    """Make a ClientApp that never trains: it measures a broadcast model's loss, and the privacy mod releases the loss.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def validator_client_app(
     method : Method
         Method, as for `privacy_mod`.
     validation : Validation
-        How losses leave.
+        Protection of the released losses.
     **options
         Passed to `privacy_mod`.
     """
@@ -157,7 +157,7 @@ def validator_client_app(
 
 
 def lying_mod(layout: Layout, client: ClientSide, lent: Callable[[int, int], Source]) -> Mod:
-    """Make an adversary's mod in place of the privacy mod: it protects nothing, but marks its replies as protected.
+    """Make an adversary's mod: it protects nothing, but marks its replies as protected.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def _data_of(context: Context, clients: Sequence[ClientData]) -> tuple[int, Clie
 
 
 def _measured(learner: Learner, models: Tensor, client: ClientData) -> Figures:
-    """Return loss and accuracy on a client's held-out examples, of the model that fits best; empty without examples."""
+    """Return the loss and accuracy on a client's held-out examples, of the model that fits best; empty without examples."""
     if client.test_x is None or client.test_y is None:
         return Figures()
     loss = learner.local.loss
@@ -215,6 +215,6 @@ def _measured(learner: Learner, models: Tensor, client: ClientData) -> Figures:
 
 
 def with_buffers(client: ClientData, context: Context) -> ClientData:
-    """Return a client with the statistics that its node keeps, if any."""
+    """Return a client with the buffers (running statistics) that its node keeps, if any."""
     own = records.tensors_in(context.state, records.BUFFERS)
     return replace(client, buffers=own) if own else client

@@ -1,4 +1,4 @@
-"""FedVeil's lots in the training loop of a Flower app, which keeps its loop, optimiser and schedule."""
+"""FedVeil's lots and noise inside a Flower app's own training loop; the app keeps its loop, optimiser and schedule."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -25,7 +25,7 @@ def app_loop(
     *,
     keys: Sequence[str] = (),
 ) -> AppLoop:
-    """Return FedVeil's lots for an app's own training loop; `write_trained` then makes the reply.
+    """Give an app's own training loop FedVeil's batches and noised gradients; make the reply with `write_trained`.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def app_loop(
     Raises
     ------
     FieldError
-        For keys that batches lack, and as in `fedveil.learning.app_loop.AppLoop`.
+        For keys that are not in a batch, and as in `fedveil.learning.app_loop.AppLoop`.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def app_loop(
 
 
 class _Mapped:
-    """Function that makes a batch with the app's keys of inputs and labels."""
+    """Function that makes a batch as a mapping, with the app's keys for inputs and labels."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
@@ -82,7 +82,7 @@ class _Mapped:
 
 
 def _of_mappings(data: Any, keys: Sequence[str]) -> Any:
-    """Return a loader whose batches are pairs, from one whose batches may be mappings."""
+    """Return a loader of pairs (inputs, labels), from a loader whose batches may be mappings."""
     if len(keys) != 2:
         raise FieldError(
             "keys", list(keys), "must be two: that of the inputs, and that of the labels"

@@ -1,9 +1,9 @@
-"""Exchange of one message: a client's half of every method, around any training function.
+"""Handling of one message at a node: a client's half of every method, around any training function.
 
-It sees the message, the context and the reply, never data. A train message is checked first: a client that declines
-does not train. Otherwise it trains, protects, commits, and replies with the protected releases only. An evaluate
-message is answered with metrics under central trust; under local trust nothing is measured. A node that only validates
-releases the loss of a broadcast model, or nothing.
+The module sees the message, the context and the reply, never data. A train message is checked first: a client that
+declines does not train. Otherwise it trains, protects, records the cost, and replies with the protected releases only.
+An evaluate message is answered with metrics under central trust; under local trust nothing is measured. A node that
+only validates releases the loss of a broadcast model, or nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ Tell = Callable[[int, int, Exception], None]  # partition, round, reason of the 
 
 
 def training_source() -> Source:
-    """Return the randomness of noise inside training, for use in `PrivateTrainer.train_noisily` behind the mod.
+    """Return the randomness for noise inside training: an app's argument for `PrivateTrainer.train_noisily`.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def training_source() -> Source:
 
 @contextmanager
 def lent_source(source: Source | None) -> Iterator[None]:
-    """Let `training_source` return this source within the context, for training code called without a message's mod."""
+    """Make `training_source` return this source within the context, for training code that is called without the mod."""
     before = _SOURCE.set(source)
     try:
         yield
@@ -77,7 +77,7 @@ def lent_source(source: Source | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Message to a node, with everything needed to answer it.
+    """One message to a node, with the app, settings and layout needed to answer it.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class Exchange:
         )  # no quote tells the cost of this
 
     def _require_request(self, content: RecordDict) -> None:
-        """Refuse a request with records of replies, as training code that answers in the same record would send them on.
+        """Refuse a request that already holds a record of a reply, as training code could send it on in its answer.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class Exchange:
         return self._released(released, sealed)
 
     def _declined(self, verdict: Refusal, party: ClientParty) -> Message:
-        """Decline a round; for a secure sum the server gets no reason."""
+        """Reply that the client declines a round; for a secure sum the server gets no reason."""
         if self.settings.site is None:
             return self._refusal(verdict.reason)
         cause = party.failure or verdict.reason
@@ -216,7 +216,7 @@ class Exchange:
         return self._refusal(NO_PART)
 
     def _released(self, released: Releases, sealed: str = "") -> Message:
-        """Reply with the releases and the seal of their receipt only."""
+        """Make the reply: only the releases and the seal of their receipt."""
         settings = self.settings
         return self._reply(
             records.write_reply(
@@ -259,7 +259,7 @@ class Exchange:
         return records.write_mark(settings.partition, settings.method.client, **own)
 
     def _called(self, noise: Source | None = None) -> Message:
-        """Return the answer of the app's code, which can get a source of noise in any thread while it runs."""
+        """Call the app's code and return its answer; the code can use `training_source` in any thread."""
         records.complete(self.message.content, self.layout, self.context.state)
         try:
             with lent_source(noise):
@@ -277,7 +277,7 @@ class Exchange:
         return reply
 
     def _called_in_time(self, noise: Source | None = None) -> RecordDict:
-        """Return the answer of the app's code within the policy's deadline; a later answer is dropped."""
+        """Call the app's code, and return its answer if it comes within the policy's deadline."""
         seconds = None if self.settings.policy is None else self.settings.policy.deadline
         if seconds is None:
             return self._called(noise).content
@@ -304,7 +304,7 @@ class Exchange:
     def _trained(
         self, party: ClientParty, broadcast: Broadcast, warnings: Callable[[], Warnings]
     ) -> tuple[Releases, ClientFacts]:
-        """Return the releases and facts of training code."""
+        """Train by the app's code, and return releases and facts."""
         noise = (
             party.training_source(broadcast.public.round) if self.settings.method.noisy else None
         )
@@ -321,7 +321,7 @@ class Exchange:
         return releases, records.read_facts(content, self.layout, broadcast)
 
     def _measured(self, party: ClientParty, broadcast: Broadcast) -> Releases:
-        """Return the releases of an evaluation."""
+        """Measure by the app's evaluate function, and return the releases."""
         content = self._called().content
         measured = tuple(
             r for r in records.read_releases(content, self.layout) if r.kind in ("metric", "count")
@@ -329,7 +329,7 @@ class Exchange:
         return party.report(measured, records.read_facts(content, self.layout, broadcast))
 
     def _validated(self, kind: str, validation: Validation) -> Message:
-        """Answer as a node that only validates: with a loss from its ledger, or with a refusal before data are touched."""
+        """Answer as a node that only validates: release a loss and record it, or refuse before data are touched."""
         if kind != MessageType.EVALUATE:
             return self._refusal("this node validates and never trains")
         settings = self.settings
@@ -358,7 +358,7 @@ class Exchange:
         return self._reply(content)
 
     def _no_loss(self, party: Validator, ledger: Ledger, public: PublicFacts) -> str:
-        """Return the reason why a validating node sends no loss; "" if it does."""
+        """Return the reason why a validating node sends no loss; "" if it sends one."""
         settings = self.settings
         bounded = settings.policy is not None or settings.budget is not None
         made = (

@@ -1,4 +1,4 @@
-"""In-process run of a ServerApp and a ClientApp: no simulation engine, no ports, the same messages."""
+"""Run of a ServerApp and ClientApps in one process, with Flower's messages but without its simulation engine and ports."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,11 +72,11 @@ class InProcessGrid(Grid):
             )
 
     def set_run(self, run: Any) -> None:
-        """Do nothing, as there is only one run."""
+        """Do nothing, as the grid has only one run."""
 
     @property
     def run(self) -> Any:
-        """Return the only run, of which just the id is known."""
+        """The grid's only run; only its id is known."""
         return SimpleNamespace(run_id=RUN)
 
     def create_message(
@@ -115,7 +115,7 @@ class InProcessGrid(Grid):
         return replies
 
     def _require_success(self, asked: Sequence[Message]) -> None:
-        """Refuse if all messages were answered by noise alone; a server could not see this, a simulation can."""
+        """Stop if every client answered by noise alone. A real server could not see this; a simulation should say it."""
         partitions = [self._partitions.get(message.metadata.dst_node_id) for message in asked]
         failures = {p: self._failures.pop(p, []) for p in partitions}
         if failures and all(failures.values()):
@@ -195,7 +195,7 @@ def run_in_process(
 
 @contextmanager
 def message_identity() -> Iterator[None]:
-    """Allow messages to be made outside Flower's own runtimes, with the identity of its in-process grid."""
+    """Allow creating Flower messages outside Flower's own runtimes within this context."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
 

@@ -47,7 +47,7 @@ class FlowerFederation(Federation):
     """Federation in one process whose clients are Flower ClientApps, reached only by messages.
 
     It takes the arguments of `Federation` and returns the same `History`. On one machine, with the same seed, the
-    models are equal to the bit. Published metrics are those that the nodes measured. The next round's messages have
+    models are equal to the bit. Published metrics come from the nodes' own measurements. The next round's messages hold
     them in their config, as ``published-loss`` and so on.
 
     Parameters
@@ -55,7 +55,7 @@ class FlowerFederation(Federation):
     shuffle : int, optional
         Seed that shuffles the order of the clients' replies.
     execution : Execution, optional
-        As for `Federation`, with Flower's courier.
+        As for `Federation`; its courier is replaced by Flower's messages.
     **arguments
         As for `Federation`.
     """
@@ -82,12 +82,12 @@ class FlowerFederation(Federation):
 
 
 class NodeValidators(Validators):
-    """Validation clients of a run as separate nodes; the privacy mod decides how their losses leave.
+    """Validation clients of a run as separate Flower nodes; their privacy mod protects the losses.
 
     Attributes
     ----------
     ask : callable
-        Function ``(partitions, models)`` that returns the losses by partition. The courier sets it.
+        Function ``(partitions, models) -> losses by partition``, set by the courier.
     """
 
     ask: Callable[[Sequence[int], Tensor], Mapping[int, float]]
@@ -116,7 +116,7 @@ class NodesInProcess(Nodes):
     Raises
     ------
     FieldError
-        If a malicious client is to bypass a secure sum.
+        If a malicious client would bypass a secure sum.
     """
 
     def __init__(self, federation: Federation, shuffle: int | None = None) -> None:
@@ -215,13 +215,13 @@ class NodesInProcess(Nodes):
         return behaviour is None or not behaviour.bypass
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """Return the whole cohort, after greeting the nodes."""
+        """Return the whole cohort, after each node was greeted."""
         with _quietly():
             self._greeted.meet(self._nodes, self.timeout)
         return super().reach(number, cohort)
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Write a round's train messages; malicious clients act after the honest ones have answered."""
+        """Write a round's train messages; malicious clients come last, so that they know the honest answers."""
         self._last = broadcast
         fellows = [partition for partition in partitions if partition in self._behaviours]
         self._collusion.begin(broadcast, fellows, self._sent)
@@ -230,14 +230,14 @@ class NodesInProcess(Nodes):
         self.sent.sort(key=lambda message: self.asked[message.metadata.dst_node_id] in fellows)
 
     def _sent(self, partition: int) -> Tensor | None:
-        """Return the model [d] with which a node has answered in this round; None if it has not."""
+        """Return the model [d] in a node's answer of this round; None without an answer."""
         reply = self._nodes.heard.get(partition)
         if reply is None or reply.has_error():
             return None
         return model_of(records.read_releases(reply.content, self._layout))
 
     def collect(self) -> Collected:
-        """Return the answers of the nodes, and the values that only an experimenter sees."""
+        """Return the nodes' answers, with values that only an experimenter can see."""
         self._zeroed.clear()
         self._nodes.heard.clear()
         try:
@@ -253,7 +253,7 @@ class NodesInProcess(Nodes):
         return replace(answers, scales=scales, zeroed=dict(sorted(self._zeroed.items())))
 
     def _take_over(self) -> None:
-        """Copy the state that the nodes keep."""
+        """Copy states, buffers and ledgers from the nodes to this process."""
         federation = self._federation
         remembered = federation.client_states()
         for partition in range(len(federation.clients)):
@@ -268,7 +268,7 @@ class NodesInProcess(Nodes):
     # ---- what nodes measure
 
     def losses(self, partitions: Sequence[int], models: Tensor) -> dict[int, float]:
-        """Return the losses of models [k, d] that validating nodes release, by validation client."""
+        """Return the losses of models [k, d] released by validating nodes, by number of the validation client."""
         first = len(self._federation.clients)
         held = {p: self._greeted.validating[first + p] for p in partitions}
         found = {}
@@ -279,7 +279,7 @@ class NodesInProcess(Nodes):
         return found
 
     def measured(self, models: Tensor, single: Sequence[Figures]) -> list[Figures]:
-        """Return each node's figures for models [k, d] on its held-out data; for other clients those of `single`."""
+        """Return each node's figures for models [k, d] on its held-out data; a node without an answer has those of `single`."""
         found = [Figures(figures) for figures in single]
         for partition, releases in self._evaluated(self._greeted.nodes, models).items():
             metrics = {r.name: float(r.value) for r in releases if r.kind == "metric"}
@@ -302,7 +302,7 @@ class NodesInProcess(Nodes):
 
 
 class _Overheard(InProcessGrid):
-    """Grid that remembers each node's last answer."""
+    """Grid that stores the last answer of each node."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -316,7 +316,7 @@ class _Overheard(InProcessGrid):
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Take Flower's identity of a server, and keep its reports of every round (level INFO) out of the log."""
+    """Allow a server's messages in this context, and keep Flower's INFO lines about every round out of the log."""
     level = _LOG.level
     _LOG.setLevel(WARNING)
     try:

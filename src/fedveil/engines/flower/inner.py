@@ -1,4 +1,4 @@
-"""Flower app's own strategy behind FedVeil's noise: its rounds, choice of nodes, optimiser and metrics."""
+"""Wrapper that runs a Flower app's own strategy on FedVeil's noised results: its choice of nodes, optimiser and metrics."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,7 +41,7 @@ LOOKS = 10  # times to look who is connected, without sending anything
 
 
 class WrappedStrategy(FedVeilStrategy):
-    """FedVeil's strategy with an app's own strategy behind the noise.
+    """Flower strategy that adds a method's protection to an app's own strategy.
 
     The method combines the protected replies and adds its noise. The inner strategy sees only that release, as a single
     reply; its momentum, steps and state are post-processing, at no cost. The inner strategy keeps:
@@ -51,21 +51,21 @@ class WrappedStrategy(FedVeilStrategy):
       for evaluation), and the config of its messages, if that is the same for all nodes;
     - its metric functions, over the metrics of the combined replies; under local trust no metrics leave.
 
-    Sampling of cohorts gives no amplification: every round costs each client in full, whether it was asked or not.
+    Sampled cohorts do not reduce the cost: every round costs each client in full, whether it was asked or not.
 
     Parameters
     ----------
     inner : flwr.serverapp.strategy.FedAvg
         FedAvg, FedProx, FedAvgM, FedAdagrad, FedAdam or FedYogi, or a class that combines as one of them does.
     *arguments, **options
-        As for `FedVeilStrategy`. With ``clients_per_round`` FedVeil draws the cohorts instead.
+        As for `FedVeilStrategy`. With ``clients_per_round`` FedVeil draws the cohorts, not the inner strategy.
 
     Raises
     ------
     FieldError
-        If the inner strategy's rule is not a mean. For a median, Krum or loss-weighted means the sensitivity is not
-        bounded by clip / n, and on a single reply they do nothing. Choose a rule of `fedveil.aggregation` instead. Also
-        if it does anything else that cannot be kept; the error names it.
+        If the inner strategy's rule is not a mean. A median, Krum or a loss-weighted mean has no sensitivity of clip /
+        n, and does nothing with a single reply. Choose a rule of `fedveil.aggregation` instead. Also for other
+        behaviour that cannot be kept; the error names it.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class WrappedStrategy(FedVeilStrategy):
         evaluate_config: ConfigRecord | None,
         evaluate_fn: Evaluate | None,
     ) -> Any:
-        """Play the inner strategy's own rounds, with FedVeil's four steps in place of its own."""
+        """Run the inner strategy's own loop over rounds, with its four round steps replaced by FedVeil's."""
         self.summary()
         given = (grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
         start: Any = self._inner.start
@@ -115,7 +115,7 @@ class WrappedStrategy(FedVeilStrategy):
 
     @contextmanager
     def _in_its_place(self) -> Iterator[None]:
-        """Redirect calls of the inner strategy's round steps to FedVeil's within this context."""
+        """Replace the inner strategy's round steps by FedVeil's within this context."""
         held = vars(self._inner)
         before = {name: held[name] for name in SHADOWED if name in held}
         self._own = {name: getattr(self._inner, name) for name in SHADOWED}
@@ -129,7 +129,7 @@ class WrappedStrategy(FedVeilStrategy):
             self._own = {}
 
     def _shared(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return only the shared arrays, which the inner strategy gets back."""
+        """Return only the shared arrays; the inner strategy never gets the others."""
         names = [name for name in self.layout.sent.values() if name in arrays]
         return ArrayRecord({name: arrays[name] for name in names})
 
@@ -140,7 +140,7 @@ class WrappedStrategy(FedVeilStrategy):
     def _asked(
         self, step: str, least: int, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[dict[int, int], ConfigRecord]:
-        """Return the nodes that the inner strategy asks, by partition, and the config of its messages."""
+        """Return the nodes chosen by the inner strategy, by partition, and the config of its messages."""
         arrays = self._shared(arrays)
         connected = self._roster.nodes
         if len(connected) < least:
@@ -209,7 +209,7 @@ class WrappedStrategy(FedVeilStrategy):
         return super()._cohort(server_round, arrays, told)
 
     def _stepped(self, server_round: int, released: Tensor) -> Tensor:
-        """Give the release to the inner strategy, and return its model."""
+        """Pass the released model [d] to the inner strategy as a single reply, and return the model that it makes."""
         arrays = to_arrays(self.layout, released[0])
         content = RecordDict(
             {ARRAYS: arrays, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})}
@@ -257,7 +257,7 @@ class WrappedStrategy(FedVeilStrategy):
 
 
 class _Shown(InProcessGrid):
-    """Grid that names nodes, and carries nothing to them."""
+    """Grid that lists nodes but carries no message."""
 
     def __init__(self, nodes: list[int]) -> None:
         super().__init__({}, [])
@@ -273,7 +273,7 @@ class _Shown(InProcessGrid):
 
 
 def _require_kept(inner: FedAvg) -> None:
-    """Refuse an inner strategy with behaviour that cannot be kept."""
+    """Refuse an inner strategy with behaviour that FedVeil cannot keep."""
     kind = type(inner)
     if getattr(kind, "aggregate_train", None) not in [mean.aggregate_train for mean in MEANS]:
         known = ", ".join(mean.__name__ for mean in MEANS)
@@ -308,7 +308,7 @@ def _goes_on(folder: Any) -> str:
 
 
 def _metrics_of(releases: Releases) -> RecordDict:
-    """Return the metrics of a reply in the form of metric functions, without its model."""
+    """Return a reply's metrics as a record for metric functions, without its model."""
     count = count_of(releases)
     metrics = {r.name: float(r.value) for r in releases if r.kind == "metric"}
     return RecordDict(

@@ -1,4 +1,4 @@
-"""Privacy mod: a client's half of every method, for any ClientApp, and its configuration on each call."""
+"""The privacy mod: a client's half of every method, for any ClientApp; and how it reads its configuration."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -56,9 +56,9 @@ def _log_failure(partition: int, round_: int, error: Exception) -> None:
 
 @contextmanager
 def protected_outside() -> Iterator[list[dict[str, Any]]]:
-    """Let `privacy_mod` build a mod that changes nothing within this context, and list its arguments.
+    """Make `privacy_mod` return mods without effect within this context, and collect the arguments of its calls.
 
-    It is for a process that wraps an app in its own privacy mod, because the app's would be a second one.
+    A node that puts its own privacy mod around an app needs this, because the app's mod would be a second one.
     """
     _CALLS.append([])
     try:
@@ -90,7 +90,7 @@ def privacy_mod(
     tell: Tell = _log_failure,
     warnings: Warnings | None = None,
 ) -> Mod:
-    """Build the mod; put it first in ``ClientApp(mods=[...])``, so that all other code runs inside it.
+    """Build the Flower mod that protects a client's replies; put it first in ``ClientApp(mods=[...])``.
 
     Parameters
     ----------

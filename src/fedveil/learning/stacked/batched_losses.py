@@ -13,7 +13,7 @@ LossAndGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _cross_entropy(logits: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses [n, b] of classes y [n, b, ...] and the gradient of their sum with weights `scale` [n, b]."""
+    """Return the losses [n, b] of classes y [n, b, ...], and the gradient of their sum with weights `scale` [n, b]."""
     logs = torch.log_softmax(logits, 2)
     if y.numel() and int(y.min()) < 0:
         return _entropy_of_some(logs, y, scale)
@@ -25,7 +25,10 @@ def _cross_entropy(logits: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Te
 
 
 def _entropy_of_some(logs: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same for labels that may be void (-100): each client's mean is over its other labels, as in torch."""
+    """Return the same as `_cross_entropy` for labels that may be void (-100).
+
+    Each client's mean is over its other labels, as in PyTorch.
+    """
     void = y == IGNORED
     if bool(((y < 0) & ~void).any()):
         raise FieldError(
@@ -52,7 +55,7 @@ def _less_one_at(chances: Tensor, index: Tensor) -> Tensor:
 
 
 def _of_examples(losses: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses of examples [n, b], whether they have one label or one a pixel, and the weights of their labels."""
+    """Return the mean loss [n, b] of each example over its labels (one, or one for each pixel), and each label's weight."""
     if losses.dim() == 2:
         return losses, scale
     pixels = losses[0, 0].numel()
@@ -71,7 +74,7 @@ def _mse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rmse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the root of each batch's mean squared error [n, b], and its gradient."""
+    """Return the root of each client's mean squared error, repeated for its examples [n, b], and the gradient."""
     losses, grad = _mse(output, y, scale)
     mean = (losses * scale).sum(1, keepdim=True)
     root = (mean + RMSE_FLOOR).sqrt()

@@ -1,4 +1,4 @@
-"""One block of clients on stacked parameters: the examples of each step, and the steps from start to end."""
+"""Training of one block of clients on stacked parameters: the order of examples, and all steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ Before = Callable[[int, int], None]  # (step, active clients)
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Steps of n clients with different numbers of examples; the client with the most steps is the first.
+    """Batches of n clients with different numbers of examples, for T steps; the client with the most steps is the first.
 
     Attributes
     ----------
     rows : Tensor
-        [T, n, b] int64, rows of the clients' joined examples; an empty place repeats some row of the client.
+        [T, n, b] int64, row numbers in the clients' joined examples; an empty place repeats a row of the client.
     scale : Tensor
         [T, n, b], weight of each place's loss: 1 over the size of the client's batch, or 0.
     last : Tensor
@@ -44,7 +44,7 @@ class Schedule:
         return filled.sum(2).tolist()
 
     def to(self, device: torch.device) -> "Schedule":
-        """Return the same schedule with its tensors on another device."""
+        """Copy the schedule to another device."""
         return Schedule(
             self.rows.to(device),
             self.scale.to(device),
@@ -60,12 +60,12 @@ def schedule(
     batch_size: int,
     dtype: torch.dtype,
 ) -> Schedule:
-    """Draw every client's order of examples and cut it into batches.
+    """Draw each client's order of examples, and cut it into batches.
 
     Parameters
     ----------
     examples : sequence of int
-        Number of examples of each client, at least 1, ordered so that the number of batches never grows.
+        Number of examples of each client, at least 1. Clients must be sorted by falling number of batches.
     keys : sequence of tuple of int
         Keys of the clients.
     epochs, batch_size : int
@@ -105,7 +105,7 @@ def schedule(
 
 
 class ClientBlock:
-    """Memory for the parameters of a block of clients; the next block is trained in the same memory.
+    """Trainer of one block of clients at a time; all blocks use the same memory.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class ClientBlock:
         Parameters
         ----------
         starts : Tensor
-            [n, d], starts; the first step costs least if they are one expanded model.
+            [n, d], initial parameters. The first step is cheapest if they are one expanded model.
         x, y : Tensor
             Joined examples and labels of the clients.
         plan : Schedule
@@ -177,7 +177,7 @@ class ClientBlock:
         return {name: value[: len(starts)] for name, value in self._values.items()}, losses
 
     def _begin(self, starts: Tensor, shared: bool) -> Parameters:
-        """Put the starts where training happens, and return them by name."""
+        """Copy the initial parameters to the memory of training, and return them by name."""
         n = len(starts)
         if n > len(self._model) or starts.dtype != self._model.dtype:
             self._grow(starts)
@@ -194,7 +194,7 @@ class ClientBlock:
         return begun
 
     def _grow(self, starts: Tensor) -> None:
-        """Make memory for as many clients, each parameter in one piece, as products are faster on that than on rows."""
+        """Reserve memory for the parameters of this many clients; one tensor for each parameter makes products fast."""
         n = len(starts)
         self._model = starts.new_empty(1, starts.shape[1]).expand(n, -1)
         self._begun = self.stack.layout.views(self._model)
@@ -207,7 +207,7 @@ class ClientBlock:
         self._views = dict[tuple[int, bool], list[Weights]]()
 
     def _weights(self, n: int, fresh: bool) -> list[Weights]:
-        """Return the first n clients' parameters; with `fresh`, those of the one model."""
+        """Return the first n clients' parameters, stage by stage; with `fresh`, those of the one common model."""
         known = self._views.get((n, fresh))
         if known is not None:
             return known
@@ -221,7 +221,7 @@ class ClientBlock:
         return weights
 
     def _pull(self, n: int, begun: Parameters) -> None:
-        """Add the proximal term to the step of the first n clients."""
+        """Add FedProx's proximal term to the step of the first n clients."""
         prox = self._local.prox
         for name, value in self._values.items():
             start = begun[name][:n]
@@ -235,7 +235,7 @@ class ClientBlock:
 
 
 def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
-    """Return a function (step, active clients) that draws each client's dropout from its own stream.
+    """Return a function (step, active clients) that draws dropout masks, each client's from its own random stream.
 
     Parameters
     ----------
@@ -267,14 +267,13 @@ def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
 
 
 def _no_masks(step: int, active: int) -> None:
-    """Draw nothing, as the model has no dropout."""
+    """Do nothing, as the model has no dropout."""
 
 
 class Optimiser:
     """Optimiser for many clients at once; each client has its own state, which starts at zero.
 
-    SGD: w <- w - lr v with v <- momentum v + g. Adam (Kingma and Ba, 2015), and with weight decay AdamW, are those of
-    torch.
+    SGD: w <- w - lr v with v <- momentum v + g. Adam (Kingma and Ba, 2015) and AdamW are PyTorch's.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Straight chain of common layers, recognised in a module and run with many clients' parameters at once."""
+"""A chain of common layers: recognised in a module, and run with the parameters of many clients at once."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ Parameters = dict[str, Tensor]
 
 
 class Stack:
-    """Straight chain of layers for n clients, each with its own parameters.
+    """Chain of layers that runs for n clients at once, each with its own parameters.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Stack:
         Parameters
         ----------
         values, targets : dict of str to Tensor
-            Parameters, and the tensors into which ``beta * value + alpha * gradient`` is written.
+            Parameters by name, and the tensors into which ``beta * value + alpha * gradient`` is written.
         """
         result: list[Weights] = []
         for i, stage in enumerate(self.stages):
@@ -81,7 +81,7 @@ class Stack:
         weights: Sequence[Weights],
         loss: str,
     ) -> Tensor:
-        """Run one forward pass and one backward pass.
+        """Run one forward pass and one backward pass for all clients, and write the gradients.
 
         Parameters
         ----------
@@ -124,7 +124,7 @@ class NotStackable(FieldError):
 
 
 def compile_stack(module: nn.Module, layout: Layout) -> Stack:
-    """Return a module as a stack, which runs many clients at once.
+    """Compile a module to a stack, which runs it for many clients at once.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class _Tracer(fx.Tracer):
 
 
 def _chain(module: nn.Module) -> list[fx.Node]:
-    """Return the steps of a module that is a straight chain, in order."""
+    """Return the steps of a module in order; refuse one that is not a straight chain."""
     kind = type(module).__name__
     try:
         graph = _Tracer().trace(fresh(module).train())
@@ -196,7 +196,7 @@ def _stage(
     modules: dict[str, nn.Module],
     layout: Layout,
 ) -> Stage | None:
-    """Return the stage of a node; None for a node that does nothing."""
+    """Return the stage for a step of the chain; None for a step without effect."""
     if node.op == "call_module":
         return _stage_of_layer(str(node.target), modules, layout)
     if not node.args or not isinstance(node.args[0], fx.Node):

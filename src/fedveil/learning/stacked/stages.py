@@ -39,7 +39,7 @@ class Weights:
 
     @cached_property
     def shared(self) -> list[Tensor] | None:
-        """Values as one model if all clients have the same (an expanded tensor), else None."""
+        """Parameters as those of one model if all clients have the same (an expanded tensor), else None."""
         if self.values[0].stride(0) != 0:
             return None
         return [value[0] for value in self.values]
@@ -76,7 +76,7 @@ class Stage:
 
 
 class Pointwise(Stage):
-    """Activation with a known derivative.
+    """Stage of an activation, with its derivative.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Pointwise(Stage):
     derivative : callable
         (gradient, kept tensor) -> gradient.
     keeps : {"input", "output"}
-        Argument of the derivative: the input or the output of the activation.
+        Tensor that is kept for the derivative: the input or the output of the activation.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class Flatten(Stage):
         self.end = end
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """Reshape."""
+        """Flatten the axes."""
         end = self.end if self.end < 0 else self.end + 1
         return x.flatten(self.start + 1, end), x.shape
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Reshape back."""
+        """Give the gradient the input's shape."""
         return None if weights.first else grad.reshape(saved)
 
 
@@ -176,14 +176,14 @@ class ScaledStage(Stage):
 
 
 class Dropout(Stage):
-    """Dropout with masks drawn elsewhere: each client's come from its own stream.
+    """Dropout whose random numbers are drawn by the trainer, from each client's own stream.
 
     Parameters
     ----------
     p : float
         Probability of dropping.
     axes : int
-        Trailing axes of an example that share one decision.
+        Number of trailing axes of an example that are dropped or kept together.
 
     Attributes
     ----------
@@ -197,7 +197,7 @@ class Dropout(Stage):
         self.draw: Callable[[tuple[int, ...]], Tensor] | None = None
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """Drop decisions and rescale the rest."""
+        """Set the dropped values to 0, and scale up the others."""
         if self.p == 0 or self.draw is None:
             return x, None
         keep = (self.draw(self._decisions(x)) >= self.p).to(x.device, x.dtype)
@@ -205,13 +205,13 @@ class Dropout(Stage):
         return x * mask, mask
 
     def _decisions(self, x: Tensor) -> tuple[int, ...]:
-        """Return the shape of one example's decisions."""
+        """Return the shape of one example's mask: one decision for the shared trailing axes."""
         own = x.dim() - 2
         shared = min(self.axes, own)
         return (*x.shape[2 : 2 + own - shared], *[1] * shared)
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Drop the same decisions in the gradient."""
+        """Apply the same mask to the gradient."""
         if weights.first:
             return None
         return grad if saved is None else grad * saved
@@ -224,7 +224,7 @@ class Dense(Stage):
         self.names = names
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """Return the output of one batched matrix product; if all clients have the same weight, of one plain product."""
+        """Multiply by the weights, in one batched product; in one plain product if all clients have the same weights."""
         rows = x if x.dim() == 3 else x.reshape(len(x), -1, x.shape[-1])
         weight, *bias = weights.values
         shared = self._shared(rows, weights)
@@ -237,7 +237,7 @@ class Dense(Stage):
         return y.view(*x.shape[:-1], -1), (rows, x.shape)
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Write gradients by two batched matrix products; the weight is read before it may be overwritten."""
+        """Write the gradients by two batched products. The weight is read first, as writing may overwrite it."""
         rows, shape = saved
         weight = weights.values[0]
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
@@ -261,7 +261,7 @@ class Dense(Stage):
         return torch.bmm(grad, weights.values[0])
 
     def _shared(self, rows: Tensor, weights: Weights) -> list[Tensor] | None:
-        """Return the one model's parameters, if a single product adds in the same order as the batched one; else None."""
+        """Return the one common model's parameters if a plain product sums in the same order as the batched one; else None."""
         places = rows.shape[1]
         _, outputs, inputs = weights.values[0].shape
         if places == 1 or places * outputs * inputs < _SMALL:
@@ -293,7 +293,7 @@ class Norm(Stage):
         self.shape = shape
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """Normalise, scale, shift."""
+        """Normalise, then scale and shift by each client's parameters."""
         rows = x.contiguous()
         normal, mean, rstd = aten.native_layer_norm(rows, self.shape, None, None, self.eps)
         y = normal
@@ -304,7 +304,7 @@ class Norm(Stage):
         return y, (rows, normal, mean, rstd)
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Return the gradient of the normalisation, and write the sums for scale and shift."""
+        """Return the input's gradient, and write the gradients of scale and shift."""
         rows, normal, mean, rstd = saved
         back = None
         if not weights.first:
@@ -319,13 +319,13 @@ class Norm(Stage):
         return back
 
     def _wide(self, value: Tensor, like: Tensor) -> Tensor:
-        """Return each client's parameter with as many axes as `like`."""
+        """Reshape each client's parameter so that it broadcasts over `like`."""
         between = [1] * (like.dim() - 1 - len(self.shape))
         return value.view(len(value), *between, *self.shape)
 
 
 class Embedding(Stage):
-    """Embedding: rows of a table by integer inputs."""
+    """Embedding layer: rows of each client's table, by integer inputs."""
 
     def __init__(self, weight: str, padding: int | None) -> None:
         self.names = (weight,)
@@ -336,7 +336,7 @@ class Embedding(Stage):
         return weights.values[0][_clients(x), x], x
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
-        """Add the gradient of each row to its place in the table; the padding row has none."""
+        """Add each gradient to its row of the table; the padding row gets none."""
         if self.padding is not None:
             grad = grad.masked_fill((saved == self.padding).unsqueeze(-1), 0)
         target = weights.targets[0]
@@ -349,6 +349,6 @@ class Embedding(Stage):
 
 
 def _clients(index: Tensor) -> Tensor:
-    """Return the number of each row's client, with the axes of `index`."""
+    """Return the client numbers 0 to n - 1 in a shape that broadcasts with `index` [n, ...]."""
     trailing = [1] * (index.dim() - 1)
     return torch.arange(len(index), device=index.device).view(-1, *trailing)
