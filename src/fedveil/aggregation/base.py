@@ -57,6 +57,8 @@ class Aggregator(Parameters, ABC):
         Whether `step` only adds the reduced update, so that the noise may go on the output (order "printed").
     columnwise : bool
         Whether a coordinate of the reduced update follows from that coordinate of the updates and the weights alone.
+    working_copies : int
+        How many stacks of all updates `reduce` makes beside those that it gets: what a server needs room for.
     linear : bool
         Whether the reduced update is the weighted sum, so that factors on updates may become factors on weights.
 
@@ -71,6 +73,7 @@ class Aggregator(Parameters, ABC):
     identity_step: ClassVar[bool] = True
     columnwise: ClassVar[bool] = False
     linear: ClassVar[bool] = False
+    working_copies: ClassVar[int] = 0
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         """Return the state before the first round, for models of d coordinates."""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -98,6 +98,8 @@ class NNM(Mixing):
     >>> fv.NNM(fv.FedMedian(), malicious=1).reduce(updates, equal).round(decimals=1)
     tensor([1., 0.], dtype=torch.float64)
     """
+
+    working_copies: ClassVar[int] = 4
 
     malicious: Natural = 0
 

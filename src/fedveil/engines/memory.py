@@ -12,12 +12,11 @@ from fedveil.methods import SecureSum, ServerSide
 WORTH_ASKING = 1 << 28  # bytes below which the check is skipped
 _GROUP = Path("/sys/fs/cgroup")
 _SHARE = 8  # bytes of an entry of a secure sum's share
+_VECTORS = 12  # models of room for sums in float64, noise and an optimiser's state
 
 
 def require_room(clients: int, models: Tensor, server: ServerSide, copies: int = 1) -> None:
-    """Refuse a cohort whose answers are held together and do not fit into memory.
-
-    What combining them takes is not counted.
+    """Refuse a cohort whose answers do not fit into memory together with what combining them takes.
 
     Parameters
     ----------
@@ -38,14 +37,15 @@ def require_room(clients: int, models: Tensor, server: ServerSide, copies: int =
     """
     parameters = models.shape[-1]
     itemsize = _SHARE if isinstance(server, SecureSum) else models.element_size()
-    needed = copies * clients * parameters * itemsize
+    stacks = copies + server.working_copies
+    needed = (stacks * clients + _VECTORS) * parameters * itemsize
     if needed < WORTH_ASKING:
         return
     free = available()
     if free is not None and needed > free:
         held = f"{clients} models of {parameters:,} parameters"
-        if copies > 1:
-            held += f", each {copies} times"
+        if stacks > 1:
+            held += f", each held {stacks} times"
         accepted = (
             f"{held}, take {_gib(needed)}, and {_gib(free)} are free: ask fewer clients a round"
         )

@@ -145,6 +145,14 @@ class CentralNoise(AroundRule, ABC):
         return None if isinstance(self.clip, QuantileClip) else self.clip
 
     @property
+    def working_copies(self) -> int:
+        """How many stacks combining holds; a rule that needs all coordinates gets clipped updates beside unclipped."""
+        if self.noise == "discrete":
+            return 6
+        held = super().working_copies
+        return held + 1 if held else 0
+
+    @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
         """Whether noise of a public scale can have an epsilon (`_proven`)."""
         return self.order == "formal" or (

@@ -96,6 +96,7 @@ class ClientDefaults(Parameters):
     outside_promise: ClassVar[frozenset[str]] = (
         frozenset()
     )  # parameters that cannot change the promise
+    working_copies: ClassVar[int] = 1
 
     def init(self) -> NoState:
         return NoState()
@@ -161,6 +162,10 @@ class ServerSide(Protocol):
     @property
     def may_be_proven(self) -> bool:
         """Whether the server's noise can have an epsilon."""
+
+    @property
+    def working_copies(self) -> int:
+        """How many stacks of all updates `combine` holds at once beside the replies: what a server needs room for."""
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         """Return the state before the first round."""

@@ -318,6 +318,7 @@ class PerturbationAware(ServerDefaults):
 
     normalised: bool = True
     weighting: Literal["scores", "equal"] = "scores"
+    working_copies: ClassVar[int] = 4  # two of all updates, and one in float64
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]

@@ -179,6 +179,9 @@ class Clusters(ServerDefaults):
 
     hypotheses: Hypotheses = 2  # type: ignore[misc]
     divide: Natural = 0
+    working_copies: ClassVar[int] = (
+        4  # all models, the members of one cluster, and these in float64
+    )
 
     def init(self, dimension: int, dtype: torch.dtype) -> NoState | Idle:
         """Return the state before the first round: no hypothesis has been idle."""

@@ -80,6 +80,11 @@ class MetricPrivacy(CentralNoise):
             raise FieldError("released_range", self.released_range, "must be (low, high)")
 
     @property
+    def working_copies(self) -> int:
+        """How many stacks combining holds: the distance needs all coordinates at once, and leaves out long updates."""
+        return max(super().working_copies + 1, 2)
+
+    @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
         """Whether the noise can have an epsilon: only if its scale follows from released models."""
         return self.distance_on == "released" and super().may_be_proven

@@ -75,6 +75,11 @@ class AroundRule(ServerDefaults):
         return self.aggregator
 
     @property
+    def working_copies(self) -> int:
+        """How many stacks combining holds: none for a rule that works on blocks of columns."""
+        return 0 if self.aggregator.columnwise else 1 + self.aggregator.working_copies
+
+    @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         """Facts that the rule needs."""
         return self.aggregator.needs

@@ -1,5 +1,10 @@
 """A round whose models do not fit into memory is refused with the numbers; one that adds them as they come is not."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -67,7 +72,16 @@ def test_models_that_are_added_as_they_come_need_no_room():
 
 @pytest.mark.parametrize(
     ("server", "copies", "needed"),
-    [(build("vanilla").server, 1, 80), (build("vanilla").server, 2, 160), (SHARES, 1, 160)],
+    [
+        (build("vanilla").server, 1, 560),  # 2 models of 40 bytes, and 12 of room
+        (build("vanilla").server, 2, 640),
+        (build("vanilla", fv.FedMedian()).server, 1, 560),
+        (build("vanilla", fv.Krum(0)).server, 1, 640),
+        (build("global", fv.Krum(0), noise_multiplier=1.0).server, 1, 720),
+        (build("metric").server, 1, 720),
+        (build("metric", fv.Krum(0)).server, 1, 800),
+        (SHARES, 1, 1120),
+    ],
 )
 def test_answers_count_as_often_as_they_are_held(server, copies, needed, monkeypatch):
     monkeypatch.setattr(memory, "WORTH_ASKING", 0)
@@ -90,3 +104,14 @@ def test_what_is_free_is_told_and_less_under_a_limit(monkeypatch, tmp_path):
     assert memory.available() == 2_000_000
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.available() > 1 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_no_combining_takes_more_than_the_server_counts():
+    script = Path(__file__).with_name("combining_peaks.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    measured = json.loads(done.stdout)
+    assert len(measured) >= 30
+    short = {name: (peak, counted) for name, (peak, counted) in measured.items() if peak > counted}
+    assert not short
