@@ -6,8 +6,8 @@ replaces the whole result by the protected releases. If a filter raises, the tas
 without text.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -172,7 +172,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         self._settings(0, "site")  # impossible settings are refused when the job is deployed
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Admit the site, or raise an error so that the executor never runs."""
+        """Admit the site, or raise an error so that the executor never runs; the site's own log says why."""
+        with self._telling():
+            return self._asked(shareable, fl_ctx)
+
+    def _asked(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Admit the site to a task, or pass a task that does not train."""
         if (
             fl_ctx.get_prop(PENDING) is not None
         ):  # otherwise a job's filter could replace the site's
@@ -190,7 +195,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             fl_ctx.set_prop(PENDING, passes, private=True, sticky=False)
             return shareable
         self._open.close()  # left by a task that never came back
-        pending = self.admit(shareable, fl_ctx)
+        pending = self._admitted(shareable, fl_ctx)
         self._open = pending.open
         fl_ctx.set_prop(PENDING, pending, private=True, sticky=False)
         return shareable
@@ -201,8 +206,13 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         Raises
         ------
         FedVeilError
-            If the site does not take part.
+            If the site does not take part; the site's own log says why.
         """
+        with self._telling():
+            return self._admitted(shareable, fl_ctx)
+
+    def _admitted(self, shareable: Shareable, fl_ctx: FLContext) -> Pending:
+        """Decide as `admit`, without a line in the log."""
         if self._validation is not None:
             raise FieldError("validation", self.validation, "this site validates and never trains")
         runner = self._require_site(fl_ctx)
@@ -228,8 +238,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             party = stack.enter_context(opened(memory, settings, layout, run, trainer))
             verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
-                why = verdict.reason if party.failure is None else party.failure
-                self._warn(f"the site takes no part: {why}")
+                if party.failure is not None:
+                    self._warn(f"what the method met: {party.failure}")
                 raise FedVeilError(verdict.reason)
             if party.left_out:
                 escaping(self.logger).warning("FedVeil: %s", party.left_out)
@@ -243,6 +253,15 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if self._local:
             _shield(runner.find_executor(self.task))
         return Pending(party, broadcast, memory, held, shareable, cookies, public, verdict, teach)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Write a refusal into the site's own log: FLARE's secure logging leaves out the text of errors."""
+        try:
+            yield
+        except FedVeilError as error:
+            self._warn(f"the site takes no part: {error}")
+            raise
 
     def _warn(self, text: str) -> None:
         """Write a line into the site's own log."""

@@ -10,6 +10,7 @@ from fedveil.checks import Parameters
 from fedveil.engines.client import ClientParty
 from fedveil.engines.fit import require_fit
 from fedveil.engines.nvflare.lightning import LightningTrainer, package_of, require_no_lightning
+from fedveil.engines.nvflare.presence import require_present
 from fedveil.errors import FieldError, require_a
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, client_losses, make_trainer
@@ -30,13 +31,14 @@ class SiteTraining(Parameters):
     ----------
     data : str
         ``"hospital.study:data"``, a function of the site's name that returns ``(x, y)`` or ClientData. It is called
-        once, after the first task was admitted.
+        once, after the first task was admitted, and so is its module imported.
     local : dict
         Options of `LocalTraining`: lr, epochs, batch_size, loss and so on.
     trainer : str
         ``"hospital.study:trainer"``, a function ``(model, layout, local) -> trainer``; the trainer has ``train(starts,
         clients, keys)`` as in `fedveil.learning.learner.Trainer`. Or a LightningModule, a class that is called with the
-        network (`LightningTrainer`). Default: FedVeil's own, which is always used if noise goes inside training.
+        network (`LightningTrainer`). It is imported and called after the first task was admitted, too. Default:
+        FedVeil's own, which is always used if noise goes inside training.
     kind : {"sequential", "batched", "auto"}
         Kind of FedVeil's own trainer; "sequential" gives the embedded engine's bits, whoever else is trained there.
     region : list of int, optional
@@ -84,16 +86,18 @@ class OwnTraining:
     def __init__(self, given: SiteTraining, seed: int) -> None:
         self._given, self._seed = given, seed
         self._learner: Learner | None = None
+        self._own_trains = False  # whether the trainer that the site names was built
         self._client: ClientData | None = None
-        self._lightning = False  # whose loss is its own, in its training_step
 
     def begin(self, module: nn.Module, layout: Layout, method: Method) -> None:
         """Build the learner before data are touched, and refuse a configuration that cannot train.
 
+        Nothing of the site's own modules runs here, as they may read data: a site that declines is not charged.
+
         Raises
         ------
         FieldError
-            For a model, a loss or an option that the method cannot train with.
+            For a module that is not installed, or a model, a loss or an option that the method cannot train with.
         """
         given, noisy = self._given, method.noisy
         local = LocalTraining(**given.local)
@@ -103,12 +107,10 @@ class OwnTraining:
             )
             raise FieldError("training.trainer", given.trainer, accepted)
         if given.trainer:
-            trainer = self._of_the_site(module, layout, local)
+            require_present("training.trainer", given.trainer)
         else:
             require_no_lightning(module)
-            trainer = make_trainer(
-                module, layout, local, given.kind, noisy=noisy.noisy_steps if noisy else None
-            )
+        require_present("training.data", given.data)
         region = None if given.region is None else tuple(given.region)
         scoring = Scoring(**given.scoring)
         self._learner = Learner(
@@ -117,16 +119,25 @@ class OwnTraining:
             local,
             region=region,  # type: ignore[arg-type]
             scoring=scoring,
-            trainer=trainer,
+            trainer=make_trainer(
+                module, layout, local, given.kind, noisy=noisy.noisy_steps if noisy else None
+            ),
         )
 
-    def _of_the_site(self, module: nn.Module, layout: Layout, local: LocalTraining) -> Any:
-        """The trainer that the site names."""
-        found = MODELS.find(self._given.trainer)
-        if isinstance(found, type) and package_of(found):
-            self._lightning = True
-            return LightningTrainer(found, module, layout, local)
-        return found(module, layout, local)
+    def _ready(self) -> Learner:
+        """Return the learner of an admitted task, with the trainer that the site names."""
+        learner = self._learner
+        assert learner is not None  # a task was admitted
+        if self._given.trainer and not self._own_trains:
+            found = _of_the_site("trainer", self._given.trainer)
+            if isinstance(found, type) and package_of(found):
+                learner.trainer = LightningTrainer(
+                    found, learner.model, learner.layout, learner.local
+                )
+            else:
+                learner.trainer = found(learner.model, learner.layout, learner.local)
+            self._own_trains = True
+        return learner
 
     @property
     def private_trainer(self) -> PrivateTrainer | None:
@@ -137,11 +148,11 @@ class OwnTraining:
         """Return the function that trains an admitted task of a site; an error in it is that task's failure."""
 
         def learn(party: ClientParty, broadcast: Broadcast) -> Learned:
-            assert self._learner is not None  # a task was admitted
-            client, round_ = self._data(site), broadcast.public.round
+            learner, round_ = self._ready(), broadcast.public.round
+            client = self._data(site)
             sources = [party.training_source(round_)] if party.method.noisy else []
             keys, needs = [(self._seed, round_, partition)], party.method.client.needs
-            [learned] = self._learner.learn(broadcast.models, [client], keys, needs, sources)
+            [learned] = learner.learn(broadcast.models, [client], keys, needs, sources)
             if isinstance(learned, Exception):
                 raise learned
             if learned.trained.buffers:
@@ -154,8 +165,7 @@ class OwnTraining:
         """Return the function that computes the training loss of models [k, d] on a site's data."""
 
         def measure(models: Tensor) -> Tensor:
-            assert self._learner is not None  # a task was admitted
-            learner = self._learner
+            learner = self._ready()
             return client_losses(
                 learner.model, learner.layout, models, [self._data(site)], learner.local.loss
             )[0]
@@ -164,30 +174,42 @@ class OwnTraining:
 
     def scores(self, models: Tensor) -> Tensor:
         """Return layer scores [n, L] of received models on the server's public data."""
-        public = self._data(PUBLIC)
-        assert self._learner is not None  # the run has begun
-        return self._learner.public_scores(models, public)
+        return self._ready().public_scores(models, self._data(PUBLIC))
 
     def taught(self, model: Tensor, round_: int) -> Tensor:
         """Return a model [d] after training on the server's public data, with a key that no client has."""
-        public = self._data(PUBLIC)
-        assert self._learner is not None  # the run has begun
-        [learned] = self._learner.learn(model[None], [public], [(self._seed, round_, -1)])
+        learner, public = self._ready(), self._data(PUBLIC)
+        [learned] = learner.learn(model[None], [public], [(self._seed, round_, -1)])
         if isinstance(learned, Exception):
             raise learned
         return learned.trained.model
 
     def _data(self, site: str) -> ClientData:
         """Return the site's data, which are read once."""
-        assert self._learner is not None  # a task was admitted
         if self._client is None:
-            client = as_client(MODELS.find(self._given.data)(site), "training.data")
-            if not self._lightning:
-                require_fit(self._learner.model, [client], self._learner.local.loss)
-            if self._learner.private_trainer is not None:
-                self._learner.private_trainer.check_sizes([client])
+            learner = self._ready()
+            read = _of_the_site("data", self._given.data)
+            client = as_client(read(site), "training.data")
+            if not isinstance(learner.trainer, LightningTrainer):  # the loss is its own
+                require_fit(learner.model, [client], learner.local.loss)
+            if learner.private_trainer is not None:
+                learner.private_trainer.check_sizes([client])
             self._client = client
         return self._client
+
+
+def _of_the_site(field: str, name: str) -> Any:
+    """Import the function or class of the site's own module that ``training`` names.
+
+    Raises
+    ------
+    FieldError
+        If the module raises when it is imported, or lacks the name.
+    """
+    try:
+        return MODELS.find(name)
+    except FieldError as error:
+        raise FieldError(f"training.{field}", name, error.accepted) from error
 
 
 def site_training_of(given: Mapping[str, Any], seed: int | None) -> OwnTraining:

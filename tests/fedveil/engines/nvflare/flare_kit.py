@@ -141,7 +141,7 @@ class Site:
         fl_ctx, peer = self.engine.manager.new_context(), FLContext()
         fl_ctx.set_prop(FLContextKey.RUNNER, self.runner, private=True)
         fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, self.scope, private=True)
-        peer.put("__run_num__", JOB, private=False, sticky=True)
+        peer.put("__run_num__", self.runner.job_id, private=False, sticky=True)
         fl_ctx.set_peer_context(peer)
         data = Shareable.from_bytes(data.to_bytes())
         data.add_cookie("task", "cookie of the server")

@@ -139,7 +139,7 @@ def test_so_many_losses_leave_and_no_more(tmp_path):
     assert codes == ["OK", "OK", "TASK_DATA_FILTER_ERROR", "TASK_DATA_FILTER_ERROR"]
 
 
-@pytest.mark.parametrize("broken", ["site_module:broken", "no_such_module:data"])
+@pytest.mark.parametrize("broken", ["site_module:broken", "site_module_broken:data"])
 def test_data_that_fail_are_the_largest_loss_and_nothing_of_why_leaves(broken, tmp_path):
     one = watcher(tmp_path, "record", RECORD, NOISED, {**TRAINING, "data": broken})
     given = {"method": "record", "parameters": RECORD, "rounds": 1, "site_training": True}
@@ -154,6 +154,16 @@ def test_data_that_fail_are_the_largest_loss_and_nothing_of_why_leaves(broken, t
     assert found.best.round == 1
     assert "diagnosis" not in str(one.sent)
     assert from_shareable(one.sent[0]).data.keys() == {"loss"}
+
+
+def test_a_site_that_validates_without_its_module_declines(tmp_path):
+    one = watcher(tmp_path, "record", RECORD, NOISED, {**TRAINING, "data": "no_such_module:data"})
+    given = {"method": "record", "parameters": RECORD, "rounds": 1, "site_training": True}
+    stopping = {"patience": 2, "validation": NOISED}
+    trainers = sites_of(tmp_path, "record", RECORD)
+    run(tmp_path, [*trainers, one], stopping=stopping, validators=[WATCHER], **given)
+    assert [reply.get_return_code() for reply in one.sent] == ["TASK_DATA_FILTER_ERROR"]
+    assert "diagnosis" not in str(one.sent)
 
 
 @pytest.mark.parametrize(
