@@ -17,10 +17,9 @@ TITLES = {
 }
 HEAD = """# What a refusal means
 
-A refusal names a field, the value that it got, and the way out. Below are likely ones, by what was done. Long lists of
-accepted names end in "..." here; the command prints them whole. If an epsilon is missing or
-large, see [is it true?](is-this-epsilon-true.md). An interrupted run goes on with `--resume`. Tests write the rows
-(`tests/docs/test_registry_of_mistakes.py`).
+A refusal names a field, the value that it got, and the way out: most need no page. Below are those whose cause lies in
+another place than the field, by what was done. An interrupted run goes on with `--resume`. If an epsilon is missing or
+large, see [is it true?](is-this-epsilon-true.md).
 """
 # Mistakes that the page leaves out: what is printed says all, or another row says the same.
 UNSHOWN = frozenset(
@@ -137,6 +136,33 @@ UNSHOWN = frozenset(
         "examples planned for people",
         "a tuple between layers",
         "images with channels behind",
+        "a misspelt table",
+        "a method that is not there",
+        "epsilon without rounds",
+        "noise left out",
+        "a clip below 0",
+        "a data set that is not there",
+        "noise as a number",
+        "a method's class",
+        "clients by name",
+        "labels in a column",
+        "labels from 1",
+        "labels one-hot",
+        "bytes",
+        "a layer without a size",
+        "a loss of every example",
+        "people by name",
+        "people who are not said",
+        "images without a channel",
+        "columns that the model does not take",
+        "--out that nobody may write",
+        "semicolons",
+        "a text in a column of numbers",
+        "images without class folders",
+        "a parameter in code and in the configuration",
+        "people without a number of records",
+        "a secure sum of two",
+        "a table as others call it",
     }
 )
 NAMES = re.compile(r"accepted: ((?:[\w.-]+, ){3})(?:[\w.-]+, )*[\w.-]+( \.\.\.)?")
@@ -168,8 +194,10 @@ def page(every):
     """The page of a registry: mistakes by kind, each with its refusal."""
     lines = [HEAD]
     for kind, own in every.items():
-        lines += [f"## {TITLES[kind]}", "", "| what was done | what is said |", "|---|---|"]
         shown = {mistake: entry for mistake, entry in own.items() if mistake not in UNSHOWN}
+        if not shown:
+            continue
+        lines += [f"## {TITLES[kind]}", "", "| what was done | what is said |", "|---|---|"]
         lines += [f"| {mistake} | {code(said(entry[0]))} |" for mistake, entry in shown.items()]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
