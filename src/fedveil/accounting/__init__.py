@@ -1,4 +1,4 @@
-"""Costs of releases: guarantees, spends, ledgers, filters, composition and plans."""
+"""Costs of releases: guarantees, spends, ledgers, filters, composition, plans and policies."""
 
 from fedveil.accounting.admission import Admission as Admission
 from fedveil.accounting.admission import Denied as Denied

@@ -1,4 +1,4 @@
-"""Tables of a policy: code that may run on a node, and terms on which the node joins secure sums."""
+"""Two tables of a policy: code that may run on a node, and a site's terms for secure sums."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -57,9 +57,9 @@ class Admission(Parameters):
     signers : sequence of str, optional
         Ed25519 public keys, 64 hexadecimal digits each. An approval of a bundle by one of them holds until it expires.
     projects : sequence of str, optional
-        Projects as ``"publisher/name"``, read from the bundle.
+        Allowed projects as ``"publisher/name"``; a bundle states its own.
     federations, accounts, runs : sequence of str, optional
-        Names and numbers as Flower shows them.
+        Allowed federations, accounts and runs, by the names and numbers that Flower shows.
     foreign : {"isolated", "open"}
         Confinement of a bundle's own code. Isolated: no network, and write access only to a folder that is deleted
         afterwards (Linux, user namespaces). Open: everything that the node's user may do; no policy can limit that.
@@ -71,7 +71,7 @@ class Admission(Parameters):
     Raises
     ------
     FieldError
-        For a value or combination that makes no sense.
+        For an invalid value, or values that contradict each other.
     """
 
     client: Text | None = None
@@ -141,11 +141,11 @@ class SumPolicy(Parameters):
         Public keys of the other sites, 64 hexadecimal digits each, as `fedveil keys show` prints them. A server cannot
         add any.
     least_sites : int
-        Smallest roster that the site answers, whatever the method says; at least 3.
+        Least number of sites in a sum that the site joins, even if the method allows fewer; at least 3.
     colluding : int
-        Least number of colluding sites for which the noise must suffice.
+        The noise must suffice even if this many sites collude.
     attempts : int
-        Most questions of one round that the site answers; each answer costs a full release.
+        Most questions in one round that the site answers; each answer costs a full release.
     silos_per_person : int
         Largest number of sites at which one person may have records. A method for persons with a smaller number is
         refused.
@@ -179,7 +179,7 @@ class SumPolicy(Parameters):
 
 
 def require_keys(field: str, keys: Iterable[str], fix: str = "") -> tuple[str, ...]:
-    """Return public keys or hashes in lower case, without the prefix ``sha256:``."""
+    """Return public keys or hashes in lower case, without a prefix ``sha256:``; refuse invalid ones."""
     hashes = tuple(key.removeprefix("sha256:").lower() for key in keys)
     for key in hashes:
         if len(key) != 64 or not set(key) <= set(hexdigits):

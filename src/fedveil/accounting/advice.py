@@ -1,7 +1,7 @@
-"""Advice: the methods that reach a privacy target, and whether a federation can still learn with them.
+"""Advice: methods that reach a privacy target, and whether a federation can still learn with them.
 
-Noise is compared with signal: the expected length of the noise on a round's mean, divided by the clipping norm, which
-bounds the mean. As a rule of thumb, training works if this ratio is below about `1 / ENOUGH`
+Noise is compared with signal: the expected length of the noise on a round's mean, divided by the clipping norm (the
+largest possible length of the mean). As a rule of thumb, training works if this ratio is below about `1 / ENOUGH`
 (`fedveil.accounting.planning`).
 """
 
@@ -56,7 +56,7 @@ _EVIDENCE = {  # accuracy at a total epsilon, and of the same training without p
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Method that reaches the target, with its settings.
+    """One piece of advice: a method that reaches the target, its settings, and a judgement.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Choice:
     noise_multiplier : float, optional
         Least z that reaches the target.
     guarantee : Guarantee, optional
-        Total over all rounds.
+        Promise over all rounds.
     lines : tuple of str
         Lines for ``[privacy]`` of the configuration.
     evidence : str
@@ -110,13 +110,13 @@ def advise(
     Parameters
     ----------
     clients, examples : int
-        Clients of every round, and training examples of one client.
+        Number of clients in each round, and of training examples of one client.
     dimension : int
         Number of trainable parameters.
     rounds : int
         Number of rounds; at record level each is one noisy step.
     epsilon, delta : float
-        Target of the total.
+        Target of the promise over all rounds.
     unit : {"client", "record", "person"}, optional
         Unit to be protected. By default clients and records are tried, and persons if `records_per_person` is given.
         Choices for persons include promises to whole clients, restated for one person of a client
@@ -124,15 +124,15 @@ def advise(
     trust : {"central", "local", "trusted sum", "secure sum"}, optional
         Only trust model to try; by default all are tried.
     relation : {"zero-out", "add/remove", "replace-one"}
-        Neighbouring inputs of the promises. For clients without trust it is always replace-one.
+        Neighbouring inputs of the promises. For whole clients under local trust it is always replace-one.
     tolerated : int
-        Silos of a trusted sum that may drop out, lie or collude; silos of a secure sum that may collude.
+        Number of silos in a trusted sum that may drop out, lie or collude; in a secure sum, that may collude.
     records_per_person : int, optional
         Most records of one person, as declared; a count of the data would be a release.
     people : int, optional
-        Planned number of people of one client; by default the fewest who can have `examples` together.
+        Planned number of people of one client; by default the fewest people who can have `examples` records.
     silos_per_person : int
-        Largest number of clients at which one person may be.
+        Largest number of clients at which one person may have records.
 
     Returns
     -------
@@ -195,7 +195,7 @@ def _for_clients(
     delta: float,
     for_person: bool,
 ) -> list[Choice]:
-    """List the choices that protect whole clients; with `for_person`, with noise that promises one person as much."""
+    """List the choices that protect whole clients; with `for_person` the target is that of one person of a client."""
     n, rounds, spread, target = silos.clients, silos.rounds, silos.silos_per_person, silos.target
     z = silos.noise
     local_z = least_noise(epsilon, delta, rounds, relation="replace-one")
@@ -248,12 +248,12 @@ def _noise_to_signal(choice: Choice) -> float:
 
 
 def _for_person(promise: Guarantee, z: float, silos: int) -> tuple[Guarantee, float]:
-    """Raise the noise for clients until a person at up to `silos` clients has the promise of one client.
+    """Raise the noise on whole clients so that a person at up to `silos` clients gets the promise that a client had.
 
     Returns
     -------
     (Guarantee, float)
-        The promise to her, and z.
+        Promise to that person, and the raised z.
     """
     part = promise.of_part("person").of_silos(silos)
     client_mu, person_mu = promise.mu or 0.0, part.mu or 0.0
@@ -262,7 +262,7 @@ def _for_person(promise: Guarantee, z: float, silos: int) -> tuple[Guarantee, fl
 
 @dataclass(frozen=True, kw_only=True)
 class _Silos:
-    """Federation of silos that each add noise.
+    """Federation of silos that each add noise, with the noise for a target.
 
     Attributes
     ----------
@@ -285,7 +285,7 @@ class _Silos:
 
     @property
     def relation_line(self) -> tuple[str, ...]:
-        """Line of a configuration that names the relation, unless it is the default."""
+        """Line of a configuration with the relation; none for the default."""
         return () if self.relation == "zero-out" else (f'relation = "{self.relation}"',)
 
     def promise(
@@ -352,7 +352,7 @@ class _Silos:
         lines: tuple[str, ...],
         conditions: tuple[str, ...],
     ) -> Choice:
-        """Make the choice for one trust model; `spread` is the variance of the summed noise over the target's."""
+        """Make the choice for one trust model; `spread` is the variance of all silos' noise over that of the target."""
         z = self.noise * group
         first = (silos_condition(1),) if unit == "person" else ()
         guarantee = self.promise(unit, trust, z, first, conditions).of_group(group)

@@ -1,4 +1,4 @@
-"""Bounds that are proven about a release, one class for each kind, with the composition of each kind."""
+"""Proven bounds on what a release reveals: one class for each kind, which also composes releases of its kind."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ from fedveil.ranges import RANGES
 
 @dataclass(frozen=True)
 class Bound(Parameters):
-    """Bound on what a release reveals. The base class promises nothing for two neighbours."""
+    """Bound on what a release reveals. This base class bounds nothing."""
 
     joins: "ClassVar[tuple[type[Bound], ...]]" = ()  # other kinds of bound that a total of this kind may include
 
@@ -53,7 +53,7 @@ class Bound(Parameters):
 
     @property
     def slope(self) -> float:
-        """Approximate mu for each unit of Euclidean distance; 0 without a curve over distance."""
+        """Approximate mu for each unit of Euclidean distance; 0 if the bound says nothing about distances."""
         return 0.0
 
     def epsilon(self, delta: float, relation: Relation) -> float:
@@ -67,25 +67,25 @@ class Bound(Parameters):
         raise HeuristicError(f"a release of this kind has no epsilon: {self.describe()}")
 
     def epsilon_at(self, distance: float, delta: float) -> float:
-        """Return epsilon if a client's vector moves by at most the Euclidean distance in each release.
+        """Return epsilon for two runs in which a client's vectors are at most `distance` apart in each release.
 
         Raises
         ------
         HeuristicError
-            If there is no curve over distance.
+            If the bound says nothing about distances.
         """
         raise HeuristicError(
             f"a release of this kind has no curve over distance: {self.describe()}"
         )
 
     def meaning(self, relation: Relation) -> Meaning:
-        """Return the success that an attacker can have, by default from the curve of epsilon over delta."""
+        """Return limits on an attacker's success, by default from epsilon at many values of delta."""
         deltas = np.geomspace(1e-12, 0.5, 400)
         epsilons = [self.epsilon(float(delta), relation) for delta in deltas]
         return meaning_of_curve(np.array(epsilons), deltas)
 
     def scaled(self, times: float) -> "Bound":
-        """Return the bound for a unit that contributes `times` as much.
+        """Return the bound for a unit whose contribution is `times` as large.
 
         Raises
         ------
@@ -95,11 +95,11 @@ class Bound(Parameters):
         raise FieldError("group", times, "a d-private promise is about vectors, not about units")
 
     def repeated(self, count: int) -> "Bound":
-        """Return the bound for so many releases like this one; nothing proven stays nothing proven."""
+        """Return the bound for `count` releases like this one; without a proof it stays without one."""
         return self
 
     def of_change(self) -> "Bound":
-        """Return the bound for a unit that is in both inputs and changes; `self` is for a unit that comes or counts zero.
+        """Return the bound for a unit that changes, from this bound for a unit that is added, removed or set to zero.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class Bound(Parameters):
         return self.scaled(2)
 
     def of_group(self, size: int, relation: Relation) -> "Bound":
-        """Return the bound for several units together.
+        """Return the bound for `size` units that change together.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Bound(Parameters):
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> "Bound":
-        """Compose releases whose bounds are of this kind, or of a kind in `joins`."""
+        """Compose releases with bounds of this kind, or of a kind in `joins`, to one bound."""
         return bounds[0]  # type: ignore[no-any-return]
 
     def describe(self) -> str:
@@ -132,7 +132,7 @@ class Bound(Parameters):
         return ""
 
     def values(self) -> dict[str, Any]:
-        """Return plain values for JSON, without an empty list of events."""
+        """Return the parameters as plain values for JSON, without an empty list of events."""
         values: dict[str, Any] = {}
         for name, value in vars(self).items():
             plain = events_to_list(value) if name.startswith("events") else value
@@ -174,8 +174,8 @@ class GDP(Bound):
     mu : float
         Parameter, at least 0; releases compose to the root of the sum of squares.
     mu_per_distance : float, optional
-        Slope over distance: if a client's clipped update moves by a Euclidean distance D, the release is
-        (mu_per_distance * D)-GDP. In a total, D is the movement in every round, given the same past.
+        Mu for each unit of Euclidean distance: if a client's clipped update moves by D, the release is (mu_per_distance
+        * D)-GDP. In a total, D is the movement in every round, given the same past.
     """
 
     mu: Mu
@@ -290,11 +290,11 @@ class PLD(Bound):
         return PLD(tuple((event, count * times) for event, times in self.events))
 
     def of_change(self) -> "PLD":
-        """Return the bound for a unit that changes. It is sampled as often as before; steps without it see no change."""
+        """Return the bound for a unit that changes. It is sampled as often as before, and steps without it do not change."""
         return self._mapped(event_of_part)
 
     def of_group(self, size: int, relation: Relation) -> "PLD":
-        """Return the bound for several units together.
+        """Return the bound for `size` units that change together.
 
         Under Poisson sampling the number of sampled records is binomial, a mixture of shifts (arXiv 2401.10294). Under
         replace-one the bound ignores that groups are sampled.
@@ -332,7 +332,7 @@ class PLD(Bound):
 
 @dataclass(frozen=True)
 class OverDistance(Bound):
-    """Bound over a distance: it holds for two vectors at most that far apart, and for no others."""
+    """Bound that depends on a distance (d-privacy): it compares two vectors by how far apart they are."""
 
     symbol: ClassVar[str]
 
@@ -354,7 +354,7 @@ class MetricGDP(OverDistance):
     Parameters
     ----------
     mu_per_distance : float
-        Slope over distance, at least 0; releases compose to the root of the sum of squares.
+        Mu for each unit of distance, at least 0; releases compose to the root of the sum of squares.
     """
 
     mu_per_distance: Slope
@@ -380,15 +380,16 @@ class MetricGDP(OverDistance):
 
 @dataclass(frozen=True)
 class MetricDP(OverDistance):
-    """d-privacy: log-ratios of at most epsilon times the Euclidean distance between two vectors.
+    """d-privacy: likelihoods of two vectors' releases differ at most by the factor exp(epsilon * their distance).
 
     Parameters
     ----------
     epsilon_per_distance : float
-        Slope over distance, at least 0; releases add up. In a total the distance is the largest of any round.
+        Epsilon for each unit of Euclidean distance, at least 0; releases add up. In a total the distance is the largest
+        of any round.
     events_per_distance : tuple of (EuclideanLaplace, count)
-        Releases behind the slope, for two vectors one unit of distance apart. `epsilon_at` composes them exactly with
-        dp-accounting; at delta 0 they add up.
+        Releases from which it follows, for two vectors one unit of distance apart. `epsilon_at` composes them exactly
+        with dp-accounting; at delta 0 they add up.
     """
 
     epsilon_per_distance: NonNegative
@@ -458,12 +459,12 @@ PARAMETERS = (
 
 
 def composed(bounds: Iterable[Bound], relation: Relation) -> Bound:
-    """Compose several releases into one bound; if one release is not proven, neither is the total.
+    """Compose the bounds of several releases into one; if one is without a proof, so is the total.
 
     Raises
     ------
     FieldError
-        If the kinds do not compose into one number.
+        If bounds of these kinds cannot be composed.
     """
     every = list(bounds)
     for unproven in (Unprotected, Heuristic):
@@ -480,7 +481,7 @@ def composed(bounds: Iterable[Bound], relation: Relation) -> Bound:
 
 
 def bound_from(status: str, values: Mapping[str, Any]) -> Bound:
-    """Read a bound from a ledger's values; the given parameters determine its kind.
+    """Read a bound from the plain values in a ledger; its kind follows from the names of the parameters.
 
     Raises
     ------

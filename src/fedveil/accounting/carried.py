@@ -1,4 +1,4 @@
-"""Costs of many releases without their lines, each with the number of times it was paid, for a ledger that continues."""
+"""Costs that a ledger carries over without their lines: each cost with the number of times it was paid."""
 
 import json
 from collections import Counter
@@ -13,13 +13,13 @@ GATHERED = "gathered"  # digest in an entry that stands for several releases
 
 
 def gathered(entries: Iterable[Entry], carried: Carried = ()) -> Carried:
-    """Count equal costs of entries, together with costs that were counted before.
+    """Count equal costs of entries, and add costs that were counted before.
 
     Parameters
     ----------
     entries : iterable of Entry
-        One for each release. Its round, bits and question are dropped; everything that a budget, a policy or a report's
-        cost needs is kept.
+        One entry for each release. Its round, digest and question are dropped; the values for budgets, policies and
+        reports are kept.
     carried : tuple of (int, Entry)
         Costs that were counted before.
 
@@ -37,7 +37,7 @@ def gathered(entries: Iterable[Entry], carried: Carried = ()) -> Carried:
 
 
 def without(carried: Carried, entries: Iterable[Entry]) -> Carried:
-    """Subtract the costs of some entries again.
+    """Subtract the costs of some entries from carried costs.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def without(carried: Carried, entries: Iterable[Entry]) -> Carried:
 
 
 def carried_values(carried: Carried) -> list[dict[str, Any]]:
-    """Return plain values for JSON, which `fedveil.accounting.ledger.read_carried` reads."""
+    """Return carried costs as plain values for JSON; `fedveil.accounting.ledger.read_carried` reads them."""
     return [{"times": times, **_values_of(entry)} for times, entry in carried]
 
 

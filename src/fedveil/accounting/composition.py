@@ -1,4 +1,4 @@
-"""Composition: epsilon of any mixture of events, by the tightest sound bound that is available.
+"""Composition: epsilon of any mixture of events together, by the tightest sound bound available.
 
 Gaussian rounds compose in closed form. Subsampling, Laplace, Euclidean Laplace and mixtures go through privacy-loss
 distributions; fixed-size sampling and discrete Gaussians through Renyi DP. dp-accounting does the numerical work.
@@ -52,7 +52,7 @@ _LAPLACE_OVERFLOW, _OVERFLOW = 650.0, 1e5
 def epsilon(
     events: Iterable[tuple[Event, int]], delta: float, relation: Relation = "zero-out"
 ) -> float:
-    """Return an upper bound on epsilon of all events together.
+    """Compute an upper bound on epsilon of all events together.
 
     Parameters
     ----------
@@ -61,13 +61,13 @@ def epsilon(
     delta : float
         From 1e-15 to below 1.
     relation : {"zero-out", "add/remove", "replace-one"}
-        Neighbouring inputs. Noise multipliers are sigma / C throughout; this function doubles the sensitivity under
-        replace-one.
+        Neighbouring inputs. Noise multipliers are sigma / C under every relation; this function doubles the sensitivity
+        under replace-one.
 
     Returns
     -------
     float
-        An upper bound; exact for Gaussians without sampling.
+        Upper bound on epsilon; exact for Gaussians without sampling.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def epsilon(
 def _split(
     counts: Mapping[Event, int], relation: Relation
 ) -> tuple[float, float, dict[Event, int]]:
-    """Return the relation's factor, the mu of all Gaussians without sampling, and the other events."""
+    """Return the relation's factor, the composed mu of all Gaussians without sampling, and the other events."""
     factor = factor_of(relation)
     others: dict[Event, int] = {}
     mus = []
@@ -120,7 +120,7 @@ def _library() -> Any:
 def curve(
     events: Iterable[tuple[Event, int]], relation: Relation = "zero-out"
 ) -> tuple[Curve, Curve]:
-    """Compute points of delta(epsilon) of all events together, for `fedveil.gdp`.
+    """Compute points of the privacy curve delta(epsilon) of all events together, for `fedveil.gdp`.
 
     Parameters
     ----------
@@ -132,7 +132,8 @@ def curve(
     Returns
     -------
     epsilons, deltas : ndarray
-        [m], pairs that hold in both directions. They begin at epsilon 0, or higher for a Laplace kind or Renyi bound.
+        [m] each, pairs that hold for both orders of the neighbouring inputs. They begin at epsilon 0, or above 0 with a
+        Laplace kind or a Renyi bound.
     """
     counts = count_events(events)
     if _needs_renyi(counts):
@@ -149,14 +150,14 @@ def curve(
 
 @dataclass(frozen=True)
 class _Loss:
-    """Privacy loss of all events together.
+    """Privacy loss of all events together, as a distribution or as Gaussian DP.
 
     Attributes
     ----------
     composed : object, optional
         dp-accounting's distribution of the loss; None if `mu` bounds everything.
     mu : float
-        Gaussian DP of all events if there is no distribution.
+        Parameter of Gaussian DP, if there is no distribution.
     added : float
         Epsilon to add at every delta.
     """
@@ -185,7 +186,7 @@ def _total_loss(
     factor: float,
     relation: Relation,
 ) -> _Loss:
-    """Compose the events with Gaussian releases whose total is `mu`."""
+    """Compose events with Gaussian releases; the Gaussian releases have the total `mu`."""
     if not items:
         return _Loss(None, mu, 0.0)
     _library()
@@ -215,7 +216,7 @@ def _total_loss(
 
 
 def _require_replaceable(events: Iterable[Event]) -> None:
-    """Refuse events that have no accounting under replace-one."""
+    """Refuse events without an accounting under replace-one."""
     for event in events:
         sampled_laplace = isinstance(event, Poisson) and isinstance(event.event, Laplace)
         if isinstance(event, Mixture) or sampled_laplace:
@@ -247,18 +248,18 @@ def _composed(
 def _without_large_losses(
     others: dict[Event, int], mu: float, factor: float
 ) -> tuple[dict[Event, int], float, float]:
-    """Bound events whose losses are too large for a grid in closed form.
+    """Bound events in closed form if their losses are too large for a numerical grid.
 
     Laplace kinds are bounded by the sum of their epsilons, Gaussian kinds as if there were no sampling.
 
     Returns
     -------
     others : dict
-        Events that are left.
+        Remaining events.
     mu : float
-        Gaussian DP, now with the Gaussian kinds of too large loss.
+        Parameter of Gaussian DP, composed with the removed Gaussian kinds.
     added : float
-        Epsilon of the Laplace kinds; it holds at delta 0.
+        Epsilon of the removed Laplace kinds; it holds at delta 0.
     """
     laplace = {event for event in others if _is_laplace(event)}
     large = {event for event in others if _largest_loss(event, factor) > _limit_of_loss(event)}
@@ -277,7 +278,7 @@ def _mu_with(
     gaussian: Iterable[Event],
     factor: float,
 ) -> float:
-    """Compose mu with some Gaussian kinds as if there were no sampling."""
+    """Compose mu with Gaussian kinds as if they were not sampled."""
     mus = [_sampled_mu(event, factor) * math.sqrt(counts[event]) for event in gaussian]
     return compose_mu([mu, *mus])
 
@@ -296,7 +297,7 @@ def _inner(event: Event) -> Event:
 
 
 def _pure(event: Event, factor: float) -> float:
-    """Return epsilon at delta 0 of one release of a Laplace kind, for a unit that is in the sample."""
+    """Return epsilon at delta 0 of one release of a Laplace kind, for a unit in the sample; infinity for other kinds."""
     inner = _inner(event)
     if isinstance(inner, EuclideanLaplace):
         return inner.shift
@@ -306,12 +307,12 @@ def _pure(event: Event, factor: float) -> float:
 
 
 def _gaussian_loss(mu: float) -> float:
-    """Return a loss that a draw of a Gaussian release almost never exceeds."""
+    """Return a privacy loss that a Gaussian release almost never exceeds."""
     return mu * (mu / 2 + 10)
 
 
 def _sampled_mu(event: Event, factor: float) -> float:
-    """Return mu of a Gaussian kind, for a unit that is in the sample and contributes the most possible."""
+    """Return mu of a Gaussian kind for a unit that is in the sample and contributes as much as possible."""
     inner = _inner(event)
     if isinstance(inner, Mixture):
         return max(inner.sensitivities) / inner.noise_multiplier
@@ -322,7 +323,7 @@ def _sampled_mu(event: Event, factor: float) -> float:
 
 
 def _largest_loss(event: Event, factor: float) -> float:
-    """Return a loss that one release almost never exceeds; sampling makes such a loss rarer, not smaller."""
+    """Return a privacy loss that one release almost never exceeds; sampling makes it rarer, not smaller."""
     if isinstance(event, EuclideanLaplace):
         return greatest_loss(event.dimension, event.shift)
     if isinstance(_inner(event), Laplace):

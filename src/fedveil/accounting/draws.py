@@ -1,4 +1,4 @@
-"""Draws: the noise of a release in the mechanism's own numbers, from which the cost follows.
+"""Draws: the numbers of a release's noise from which its cost follows, such as deviation, sensitivity and steps.
 
 A ledger's line holds them together with the promise. So a reader can compute the promise again
 (`fedveil.evidence.recomputed`) and need not believe it.
@@ -13,7 +13,7 @@ from fedveil.checks import Count, Natural, NonNegative, Parameters, Positive, Ra
 
 @dataclass(frozen=True, kw_only=True)
 class Draw(Parameters):
-    """Gaussian noise on one or more sums of a release.
+    """Gaussian noise on the sums of a release, as recorded in a ledger.
 
     Parameters
     ----------
@@ -29,15 +29,15 @@ class Draw(Parameters):
     steps : int
         Number of sums of this release to which one unit may contribute.
     rate : float
-        q: probability that a unit is in a sum.
+        q: probability with which a unit is sampled into a sum.
     parties : int
         Number of parties that add noise to one sum: n of a trusted sum, m of a secure one.
     lost : int
         Number of parties whose noise does not count: t of a trusted sum, c of a secure one.
     silos_per_person : int
-        Largest number of silos at which one person may be; `moved` and `steps` cover all of them.
+        Largest number of silos at which one person may have records; `moved` and `steps` cover all of them.
     slope : float, optional
-        Change of the sum for each unit of distance that a client's clipped update moves.
+        Change of the sum for each unit of Euclidean distance by which a client's clipped update moves.
 
     Examples
     --------

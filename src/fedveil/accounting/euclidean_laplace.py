@@ -20,7 +20,7 @@ _gauss = lru_cache(np.polynomial.legendre.leggauss)
 
 @lru_cache(maxsize=8)
 def discretised(dimension: int, shift: float, interval: float) -> Any:
-    """Return the loss as a pessimistic dp-accounting distribution on a grid with the given interval."""
+    """Return the loss as a dp-accounting distribution on a grid with the given interval, rounded pessimistically."""
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
     if dimension == 1:
@@ -70,7 +70,7 @@ def delta_of_shift(n: int, s: float, targets: np.ndarray) -> np.ndarray:
 
 
 def _tail(n: int, s: float, targets: np.ndarray, lower: bool = False) -> np.ndarray:
-    """P(L > e), or P(L < -e), for targets e in (-s, s); 0 beyond s and 1 below -s."""
+    """Return P(L > e), or with `lower` P(L < -e), for targets e in (-s, s); 0 for e above s, and 1 below -s."""
     e = np.clip(targets, -s, s)
     # L > e is certain for r < (s - e) / 2, and L < -e impossible for r < (s + e) / 2
     sign = -1.0 if lower else 1.0
@@ -90,10 +90,10 @@ def _tail(n: int, s: float, targets: np.ndarray, lower: bool = False) -> np.ndar
 
 
 def _radii(n: int, kink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes and weights [targets, nodes] of a quadrature over r ~ Gamma(n, 1) above a kink.
+    """Return nodes and weights [targets, nodes] of a quadrature over r ~ Gamma(n, 1), from each kink upwards.
 
-    The rule is composite Gauss-Legendre in v, with r = start + (end - start) v^2. In low dimensions the direction's
-    distribution begins like a root; the square flattens that.
+    The rule is composite Gauss-Legendre in v, with r = start + (end - start) v^2. In low dimensions the distribution of
+    the direction begins like a square root, and the square makes it smooth.
     """
     low = float(scipy.special.gammaincinv(n, 1e-20))
     high = float(scipy.special.gammainccinv(n, 1e-20))

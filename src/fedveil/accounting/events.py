@@ -1,4 +1,4 @@
-"""Events: noisy releases that the accountant composes."""
+"""Events: kinds of noisy releases for the accountant to compose."""
 
 import math
 import operator
@@ -27,7 +27,7 @@ SPILLED, SPARE = 1e-18, 10
 
 @dataclass(frozen=True)
 class Gaussian(Parameters):
-    """Gaussian noise, no sampling.
+    """Gaussian noise on a sum over all units (no sampling).
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Laplace(Parameters):
 
 @dataclass(frozen=True)
 class EuclideanLaplace(Parameters):
-    """n-dimensional Laplace noise on a vector; another vector at a given distance has to look alike.
+    """n-dimensional Laplace noise on a vector, compared with another vector at a given distance.
 
     Parameters
     ----------
@@ -135,11 +135,11 @@ class Poisson(Parameters):
 class Changed(Parameters):
     """Poisson sampling of a unit that is in both inputs, with another contribution in each.
 
-    It describes one record in steps that sample its person or client: that person or client stays and is sampled as
+    It describes one record in steps that sample its person or client: the person or client stays, and is sampled as
     often as before. Its two contributions a and b have length at most C. So a step is distributed as (1 - q) N(0) + q
-    N(a) or as (1 - q) N(0) + q N(b), as for one unit in place of another. The dominating pair has a = -b (Lebeda,
-    Regehr, Kamath and Steinke 2024, arXiv 2405.20769). It is accounted under replace-one, whatever the relation of the
-    promise.
+    N(a), or with b in place of a. This is the same as for one unit in place of another. The dominating pair has a = -b
+    (Lebeda, Regehr, Kamath and Steinke 2024, arXiv 2405.20769). It is accounted under replace-one, whatever the
+    relation of the promise.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ Counted = tuple[tuple[Any, int], ...]  # events, each with the number of times i
 
 
 def count_events(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
-    """Count equal events together; sampling with rate 1 becomes the event without sampling.
+    """Add the counts of equal events; sampling with rate 1 becomes the event without sampling.
 
     Raises
     ------
@@ -230,7 +230,7 @@ def _without_full_sampling(event: Event) -> Event:
 
 
 def overflow_delta(counts: Mapping[Event, int], relation: Relation) -> float:
-    """Return the delta for the probability that sampled steps' lots do not fit into their places."""
+    """Return the delta for the chance that a sampled lot has more units than places, over all sampled steps."""
     if relation != "add/remove":
         return 0.0
     sampled = sum(
@@ -240,7 +240,7 @@ def overflow_delta(counts: Mapping[Event, int], relation: Relation) -> float:
 
 
 def size_of(event: Event) -> float:
-    """Return a number by which events of one kind are ranked; it is no privacy parameter."""
+    """Return a number that ranks events of one kind by cost; it is no privacy parameter."""
     if isinstance(event, Poisson):
         return event.rate * size_of(event.event)
     if isinstance(event, Changed):
@@ -258,12 +258,12 @@ def size_of(event: Event) -> float:
 
 
 def event_of_group(event: Event, size: int, sampled: bool) -> Event:
-    """Return the event for a group of `size` units; with `sampled` the bound uses that groups are sampled.
+    """Return the event for `size` units together; with `sampled` the bound uses that each is sampled.
 
     Raises
     ------
     FieldError
-        For a kind without such a bound here.
+        For a kind of event without such a bound here.
     """
     if isinstance(event, Gaussian | DiscreteGaussian):
         return type(event)(event.noise_multiplier / size)
@@ -281,14 +281,14 @@ def event_of_group(event: Event, size: int, sampled: bool) -> Event:
 
 
 def event_of_part(event: Event) -> Event:
-    """Return the event for a part of a unit, if the promise for the whole is under zero-out or add/remove.
+    """Return the event for a part of a unit, such as a record of a person, from the whole's event.
 
-    The unit stays in the input, and its contribution changes.
+    The whole's event is for zero-out or add/remove. For its part the whole stays, and its contribution changes.
 
     Raises
     ------
     FieldError
-        For a kind without such a bound here.
+        For a kind of event without such a bound here.
     """
     if isinstance(event, Changed):
         return event
@@ -298,12 +298,12 @@ def event_of_part(event: Event) -> Event:
 
 
 def scaled_event(event: Event, times: float) -> Event:
-    """Return the event for a unit that contributes `times` as much and is sampled as often.
+    """Return the event for a unit whose contribution is `times` as large; it is sampled as often.
 
     Raises
     ------
     FieldError
-        For a kind without such a bound here.
+        For a kind of event without such a bound here.
     """
     if isinstance(event, Gaussian):
         return Gaussian(event.noise_multiplier / times)
@@ -315,7 +315,7 @@ def scaled_event(event: Event, times: float) -> Event:
 
 
 def is_dominated(events: Counted, by: Counted) -> bool:
-    """Whether Laplace releases of one dimension cost no more than the releases `by`.
+    """Whether Laplace releases cost no more than the releases `by`, all of one dimension.
 
     It holds if, for each shift s, `events` has no more releases with a shift of at least s than `by`.
     """
@@ -332,7 +332,7 @@ def _number_from(events: Counted, shift: float) -> int:
 
 
 def most_of_each(own: Counted, others: Iterable[Counted]) -> Counted:
-    """Take each event with the largest count that any of the lists has for it; the result costs no less than any list."""
+    """Take each event with its largest count in any of the lists; the result costs at least as much as each list."""
     first = count_events(own)
     most = dict(first)
     for events in others:

@@ -1,4 +1,4 @@
-"""Filters: each stops a party before its preset budget is exceeded, and remembers what it admitted."""
+"""Filters: each admits a party's releases until a preset budget is used up."""
 
 import math
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ Kind = tuple[Unit, Relation]
 
 @runtime_checkable
 class SpendFilter(Protocol):
-    """Filter that decides whether a party may spend; the decision depends on public worst-case costs only.
+    """Interface of filters: decide by public worst-case costs whether a party may make a release.
 
     Examples
     --------
@@ -32,14 +32,14 @@ class SpendFilter(Protocol):
 
     @property
     def terms(self) -> dict[str, float] | None:
-        """Arguments of a `Filter` with the same budget, for the party's ledger; None if no `Filter` is equivalent."""
+        """Arguments of a `Filter` with the same budget, for the ledger; None if no `Filter` has this budget."""
 
     def admit_spend(self, spend: Spend) -> bool:
         """Charge a spend and return True if the budget allows it; otherwise change nothing and return False."""
 
 
 class Filter:
-    """Filter that admits Gaussian-DP releases while the composed mu stays within (epsilon, delta).
+    """Filter for a total (epsilon, delta): it admits Gaussian-DP releases while their composed mu stays within it.
 
     It is as tight as composition of fixed mu, even if each mu is chosen adaptively (Smith and Thakurta 2022, arXiv
     2210.17520). Releases under concentrated DP (discrete noise) are admitted while the sum of rho stays within the same
@@ -48,7 +48,7 @@ class Filter:
     Parameters
     ----------
     epsilon, delta : float
-        Budget of the total.
+        Budget of all releases together.
 
     Examples
     --------
@@ -85,17 +85,17 @@ class Filter:
         return self.admit(_charge(spend))
 
     def held(self, worst: Guarantee, spends: Iterable[Spend]) -> Guarantee:
-        """Return a party's total under this filter: the budget, or the sum of the worst cases if that is less.
+        """Return a party's promise under this filter: the budget, or the composed worst cases if these cost less.
 
         The budget has to be fixed before the first release (`Ledger.budget`). A budget chosen afterwards, just above
-        what was spent, follows from the releases and promises nothing.
+        what was spent, depends on the releases and promises nothing.
 
         Parameters
         ----------
         worst : Guarantee
-            Sum of the worst-case costs.
+            Composed worst-case costs.
         spends : iterable of Spend
-            Everything that was spent.
+            All spends so far.
         """
         if worst.mu is None or worst.mu <= self.budget:
             return worst
@@ -105,11 +105,11 @@ class Filter:
         return replace(worst, bound=GDP(self.budget))
 
     def admit_rho(self, rho: float) -> bool:
-        """Charge a concentrated-DP release and return True if the budget allows it; else change nothing and return False."""
+        """Charge rho of a concentrated-DP release and return True if the budget allows it; else return False."""
         return self._admit(self.spent, self._rho + require_non_negative("rho", rho))
 
     def _admit(self, mu: float, rho: float) -> bool:
-        """Set the sums of mu and rho and return True if the budget allows them; else change nothing and return False."""
+        """Store the sums of mu and rho and return True if the budget allows them; else return False."""
         epsilon, delta = self._target
         exceeded = mu > self.budget * (1 + 1e-12)
         if rho > 0 and not exceeded:
@@ -121,7 +121,7 @@ class Filter:
 
 
 def same_kind(known: Kind | None, spend: Spend) -> Kind:
-    """Return the unit and relation of a spend; they must equal the budget's `known` ones, if there are any.
+    """Return a spend's unit and relation, after checking that they equal those of the budget (`known`).
 
     Raises
     ------
@@ -143,7 +143,7 @@ def _charge(spend: Spend) -> float:
 
 
 class LeakageFilter:
-    """Filter that caps the sum of epsilon times distance (d-privacy), or of the heuristic leakage n / nu.
+    """Filter that caps the total leakage: epsilon times distance (d-privacy), or the heuristic n / nu.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class LeakageFilter:
 
 
 class ParticipationFilter:
-    """Filter that caps the number of participations; for a heuristic nothing else can be promised.
+    """Filter that caps the number of participations; the only limit that a heuristic can have.
 
     Parameters
     ----------
@@ -215,10 +215,10 @@ class ParticipationFilter:
 
 
 class StepFilter:
-    """Filter that admits only the planned number of steps of one planned event.
+    """Filter that admits a planned number of equal noisy steps.
 
-    The plan depends neither on data nor on releases, so the promise follows from the plan. No composition theorem for
-    adaptive budgets is needed.
+    The plan depends neither on data nor on releases. So the promise follows from the plan, without a composition
+    theorem for adaptive budgets.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class StepFilter:
         delta: float,
         relation: Relation = "zero-out",
     ) -> "StepFilter":
-        """Return a filter with as many planned steps as (epsilon, delta) allows; possibly none."""
+        """Return a filter with as many steps as (epsilon, delta) allows; there may be none."""
         epsilon = require_within("epsilon", "epsilon", epsilon)
         low, high = 0, 1
 
@@ -283,7 +283,7 @@ class StepFilter:
         return True
 
     def _steps_of(self, guarantee: Guarantee) -> int | None:
-        """Return the number of steps of the planned event in a guarantee; None if it is for anything else."""
+        """Return the number of planned steps in a guarantee; None if it is for any other release."""
         if guarantee.mu and isinstance(self.event, Gaussian):
             squared = (guarantee.mu * self.event.noise_multiplier / FACTOR[guarantee.relation]) ** 2
             return round(squared) if math.isclose(squared, round(squared), rel_tol=1e-9) else None

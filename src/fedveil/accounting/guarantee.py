@@ -1,4 +1,4 @@
-"""Guarantees: unit, relation, trust, scope and proven bound of a release, and the conditions of the proof."""
+"""Guarantees: a release's proven bound, with unit, relation, trust, scope, and the conditions of the proof."""
 
 import json
 import math
@@ -101,14 +101,14 @@ class Guarantee(Parameters):
     Parameters
     ----------
     unit : {"client", "record", "person", "parameter vector", "region", "person region"}
-        Protected unit: all data of a client, one record, all records of one person, or the vector that a client holds.
+        Protected unit: all data of a client, one record, all records of one person, or a client's vector of parameters.
         A region is the content of the marked coordinates of one record, or of all records of one person. Labels, other
         coordinates, the marks and membership are then not protected (`fedveil.learning.regions`).
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs. For a region: its content against the blank value, or against other content.
     trust : {"central", "local", "trusted sum", "secure sum"}
         Trusted party. Central: the server, which sees updates in the clear. Local: nobody. Trusted sum: the receiver of
-        single shares, who hands on only their sum. Secure sum: nobody, as shares are encrypted.
+        single shares, which passes on only their sum. Secure sum: nobody, as shares are encrypted.
     scope : {"round", "total"}
         One release, or all of a party's releases.
     bound : Bound
@@ -116,12 +116,12 @@ class Guarantee(Parameters):
     group : int
         Number of units that are protected together, such as 10 records of one person (`of_group`).
     silos_per_person : int
-        Largest number of silos at which one person may be; above 1 only for persons (`of_silos`).
+        Largest number of silos at which one person may have records; above 1 only for persons (`of_silos`).
     public_size : bool, optional
-        Whether the proof treats the number of records of a silo as public; only for records and persons.
+        Whether the proof takes the number of a silo's records as public; only for records and persons.
     hypotheses_apart : float, optional
-        Largest distance between the hypotheses that the server offered; in a total, the largest of any round. The only
-        bound on the client's choice among them is `epsilon_at` this distance.
+        Largest Euclidean distance between the server's hypotheses; in a total, the largest of any round. The client's
+        choice among them is only bounded by `epsilon_at` this distance.
     conditions : tuple of str
         Conditions of the proof. A proven bound with conditions is conditional; without conditions it is formal.
 
@@ -173,14 +173,14 @@ class Guarantee(Parameters):
 
     @property
     def status(self) -> Status:
-        """Formal: a definition holds; conditional: it holds under `conditions`; heuristic: none holds; none: no noise."""
+        """"formal": a definition holds; "conditional": it holds under `conditions`; "heuristic": none holds; "none": no noise."""
         if self.proven:
             return "conditional" if self.conditions else "formal"
         return "heuristic" if isinstance(self.bound, Heuristic) else "none"
 
     @property
     def by_distance(self) -> bool:
-        """Whether the guarantee holds over a distance only (d-privacy), without an epsilon for two arbitrary vectors."""
+        """Whether the guarantee only compares vectors at a given distance (d-privacy); then it has no epsilon for any two."""
         return isinstance(self.bound, OverDistance)
 
     @property
@@ -221,7 +221,7 @@ class Guarantee(Parameters):
         return self.bound.epsilon_at(require_non_negative("distance", distance), delta)
 
     def meaning(self) -> Meaning:
-        """Return the success that an attacker can have, from the guarantee's own trade-off curve.
+        """Return limits on an attacker's success, from the guarantee's own trade-off curve.
 
         Raises
         ------
@@ -231,7 +231,7 @@ class Guarantee(Parameters):
         return self.bound.meaning(self.relation)
 
     def of_group(self, size: int) -> "Guarantee":
-        """Return the guarantee for several units together, such as all records of one person.
+        """Return the guarantee for `size` units together, such as all records of one person.
 
         `self` has to be the guarantee for one unit.
 
@@ -251,8 +251,8 @@ class Guarantee(Parameters):
         """Return the guarantee for a person with data at up to `count` silos.
 
         In one sum all her silos move the result together, as a group does; releases of single silos compose. So mu
-        grows by the factor `count` in a sum or under a trusted server, and by its root under local trust. A guarantee
-        that already holds for more silos than `count` is unchanged.
+        grows by the factor `count` in a sum or under a trusted server, and by the root of `count` under local trust. A
+        guarantee that already holds for more silos than `count` is unchanged.
 
         Raises
         ------
@@ -357,7 +357,7 @@ class Guarantee(Parameters):
         return units
 
     def _choice(self, symbol: str) -> str:
-        """Describe the cost of the client's choice among hypotheses; empty without a choice."""
+        """Describe, in a text, the cost of the client's choice among hypotheses; empty without a choice."""
         apart = self.hypotheses_apart
         if apart is None:
             return ""
@@ -380,7 +380,7 @@ class Guarantee(Parameters):
 
     @cached_property
     def text(self) -> str:
-        """Return the values of `to_dict` as JSON, with keys in alphabetical order."""
+        """Values of `to_dict` as JSON, with sorted keys."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
@@ -415,7 +415,7 @@ def of_round(
     relation: Relation = "zero-out",
     *conditions: str,
 ) -> Guarantee:
-    """Make the guarantee of one round for a client."""
+    """Make a client's guarantee for one round."""
     return Guarantee(
         unit="client",
         relation=relation,
@@ -427,7 +427,7 @@ def of_round(
 
 
 def unprotected(trust: Trust = "central") -> Guarantee:
-    """Return the statement that a release has no noise and no guarantee."""
+    """Make the statement that a release has no noise and no guarantee."""
     return of_round(Unprotected(), trust)
 
 
@@ -496,7 +496,7 @@ def _distinct(conditions: Iterable[str]) -> tuple[str, ...]:
 
 
 def dropout_condition(silos: int, tolerated: int) -> str:
-    """Return the condition of a trusted sum: the number of silos whose noise may be missing."""
+    """Return the condition of a trusted sum: how many silos' noise may be missing."""
     return f"at most {tolerated} of {silos} silos drop out, lie about their noise or pool what they know"
 
 
@@ -506,18 +506,18 @@ def size_condition(count: int, what: str) -> str:
 
 
 def silos_condition(silos: int) -> str:
-    """Return the condition of a promise for persons: the number of silos at which one person may be."""
+    """Return the condition of a promise for persons: at how many silos one person may have records."""
     silo = "silo" if silos == 1 else "silos"
     return f"no person is at more than {silos} {silo}"
 
 
 def collusion_condition(colluding: int, least: int) -> str:
-    """Return the condition of a secure sum: the number of sites that may be dishonest."""
+    """Return the condition of a secure sum: how many sites may be dishonest."""
     return f"at most {colluding} of any {least} sites pool what they know with the server or leave out their noise"
 
 
 def read_off(keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the condition for configuration keys that were derived from the private data; empty without such keys."""
+    """Return the condition for configuration keys that were computed from the private data; empty without such keys."""
     if not keys:
         return ()
     same = "would be the same without the one who is protected, though read off the data"
@@ -525,7 +525,7 @@ def read_off(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:
-    """Return the conditions of every promise to a unit under a trust model."""
+    """Return the conditions that every promise to this unit has under a trust model and a relation."""
     conditions = []
     if trust == "trusted sum":
         conditions.append(SUM_IS_TRUSTED)
@@ -551,7 +551,7 @@ def promise_of_mu(
     first: tuple[str, ...] = (),
     more: tuple[str, ...] = (),
 ) -> Guarantee:
-    """Return a promise of mu-GDP, whose conditions are `first`, those of `conditions_of`, and `more`."""
+    """Make a promise of mu-GDP; its conditions are `first`, those of `conditions_of`, and `more`."""
     promise = of_round(
         GDP(mu),
         trust,

@@ -1,4 +1,4 @@
-"""Releases of a party, their cost (`Spend`), and the ledger that records both before a release leaves.
+"""Releases of a party, their cost (`Spend`), and the ledger that records both before a release is sent.
 
 A ledger's lines are chained by checksums. Engines write the files; this module writes none.
 """
@@ -36,7 +36,7 @@ FORMAT = 3  # format of new lines; `Entry.doubt` states the weakness of older on
 
 @dataclass(frozen=True)
 class Release:
-    """One value that leaves a party.
+    """One value that a party sends: a model, count, metric or share.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Release:
         Kind of the value. A client's model is [d], a server's [k, d]. A sum on a grid and a share of a secure sum are
         int64 [d]. An index, metric or count has no dimensions.
     value : Tensor
-        Value that leaves.
+        Value that is sent.
     name : str
         Name of a metric.
     """
@@ -63,7 +63,7 @@ class Release:
 
 
 def digest(releases: tuple[Release, ...]) -> str:
-    """Return SHA-256 over kinds, names, types, shapes and bits of releases that leave together."""
+    """Compute SHA-256 over the kinds, names, types, shapes and bits of releases that are sent together."""
     import torch
 
     h = hashlib.sha256()
@@ -79,7 +79,7 @@ def digest(releases: tuple[Release, ...]) -> str:
 
 
 def model_of(releases: tuple[Release, ...]) -> "Tensor | None":
-    """Return the model among releases, or None."""
+    """Return the model among releases; None if there is none."""
     models = [release.value for release in releases if release.kind == "model"]
     if len(models) > 1:
         raise FieldError("releases", len(models), "a party releases at most one model a round")
@@ -87,7 +87,7 @@ def model_of(releases: tuple[Release, ...]) -> "Tensor | None":
 
 
 def count_of(releases: tuple[Release, ...]) -> float | None:
-    """Return the example count among releases, or None."""
+    """Return the example count among releases; None if there is none."""
     counts = [release.value for release in releases if release.kind == "count"]
     if len(counts) > 1 or any(count.numel() != 1 or count.is_complex() for count in counts):
         shapes = [tuple(count.shape) for count in counts]
@@ -102,22 +102,22 @@ class Spend:
     Parameters
     ----------
     guarantee : Guarantee
-        Guarantee of the round's release by itself.
+        Guarantee of this release alone.
     mechanism : str
         ``"gaussian"``, ``"discrete gaussian"``, ``"euclidean-laplace"`` or ``"none"``.
     scale : tuple of float
-        Scale of the noise: standard deviation per coordinate (one entry, or one a layer), or epsilon per unit of
+        Scale of the noise: standard deviation per coordinate (one entry, or one for each layer), or epsilon per unit of
         distance for Euclidean Laplace. Empty without noise.
     sensitivity : float, optional
         Euclidean sensitivity of the guarantee.
     charge : float, optional
-        Mu of this round, if it depended on earlier releases; a filter charges it. The guarantee then states the public
-        worst case, because a sum of such charges is random and no promise.
+        Mu of this round if it depended on earlier releases; filters charge this number. The guarantee then states the
+        public worst case, because a sum of such charges is random and no promise.
     leakage : float, optional
         Leakage that adds up but is no guarantee. Group privacy as printed: the neighbourhood leakage n / nu of this
         participation. IFCA: ln k for the reported index of one of k hypotheses.
     draws : tuple of Draw
-        Noise of a proven guarantee in the mechanism's own numbers; the guarantee can be computed from it again.
+        Numbers of the noise from which a proven guarantee can be computed again.
 
     Examples
     --------
@@ -160,13 +160,13 @@ class Spend:
 
 @cache
 def nothing(trust: str = "central") -> Spend:
-    """Return the spend of a release without noise."""
+    """Return the spend of a release without noise; nothing is promised."""
     return Spend(guarantee=unprotected("local" if trust == "local" else "central"))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One committed release.
+    """One release in a ledger, with its cost.
 
     Attributes
     ----------
@@ -175,16 +175,16 @@ class Entry:
     attempt : int
         Number of the attempt, from 0; drawing the noise again after a crash is a new attempt.
     digest : str
-        SHA-256 of the released bits, or `OPEN` for an intent. An intent is charged before data are touched. The line
-        that closes it has the same key and attempt, and replaces it.
+        SHA-256 of the released bits, or `OPEN` for an intent. An intent is charged before data are touched. The
+        release's own line has the same key and attempt, and replaces it.
     spend : Spend
         Cost of the release.
     source : str
         Kind of the noise's random source: ``"secure"``, ``"reproducible"``, ``"none"``; empty in older ledgers.
     rounds : int, optional
-        Planned number of rounds at the time of a client's release.
+        Planned number of rounds, in a client's release.
     format : int
-        Format of the line, which identifies the arithmetic of the release.
+        Format of the line; it tells by which version of the arithmetic the release was computed.
     receipt : mapping of str to object
         Plain values of `ShareReceipt` in a client's line, of `Receipt` in a server's. Empty in lines of earlier
         versions, in intents, and under central trust.
@@ -201,7 +201,7 @@ class Entry:
 
     @property
     def doubt(self) -> str:
-        """Condition of an older release, without which its true cost may be far above the stated one (SECURITY.md)."""
+        """Condition that a release of an old version needs, as its true cost may otherwise be far higher (SECURITY.md); or ""."""
         promised = self.spend.guarantee
         if self.format >= FORMAT or promised.unit not in PARTS or not promised.proven:
             return ""
@@ -210,7 +210,7 @@ class Entry:
 
 
 class Ledger:
-    """Committed releases of one party, in one run or in all runs on its data set (a lifetime ledger).
+    """Record of all releases of one party, in one run or in all runs on its data set (a lifetime ledger).
 
     Parameters
     ----------
@@ -219,8 +219,8 @@ class Ledger:
     party : str
         ``"server"`` or the partition number; in a lifetime ledger the data set's name.
     head : str, optional
-        First line of a lifetime ledger, which names its author and date. Without it lines of other runs are refused.
-        With it they are kept apart, and every budget is charged with them.
+        First line of a lifetime ledger, with its author and date. Without it lines of other runs are refused. With it
+        they are kept apart, and every budget is charged with them.
 
     Attributes
     ----------
@@ -229,14 +229,14 @@ class Ledger:
     earlier : list of Entry
         Entries of other runs.
     lines : int
-        Number of committed lines. It exceeds the number of entries by closed intents and a declared budget.
+        Number of recorded lines. It exceeds the number of entries by closed intents and a declared budget.
     budget : dict, optional
         Terms of the filter that was set before the first release (`declare`).
     carried : tuple of (int, Entry)
-        Costs of other runs' releases whose lines are not here, each with the number of times it was paid. They come
-        from a closed ledger (then `head` has them), or from lines that a head confirms.
+        Costs of other runs' releases without their lines, each with the number of times it was paid. They come from a
+        closed ledger (then `head` has them), or from lines that a head confirms.
     asked : frozenset of str
-        Purposes of the secure sums' questions among these releases.
+        Questions of secure sums that these releases answered, by their purposes.
     openings : list of dict
         Content of the first line, and of the lines by which a deployed run was bound again (`bind`). Empty in ledgers
         of earlier versions.
@@ -274,23 +274,23 @@ class Ledger:
 
     @property
     def checksum(self) -> str:
-        """Checksum that chains the next line to all before it."""
+        """Checksum of the last line, from which the next line's checksum is computed."""
         return self._chain
 
     @property
     def all_entries(self) -> list[Entry]:
-        """All entries that a budget is charged with; carried ones come first, without their rounds."""
+        """All entries that count for a budget; carried ones come first, without their rounds."""
         carried: list[Entry] = []
         for times, entry in self.carried:
             carried += [entry] * times
         return [*carried, *self.earlier, *self.entries]
 
     def was_asked(self, key: Key) -> bool:
-        """Whether another run made a release under a key."""
+        """Whether another run made a release with this key."""
         return key[1] in self.asked or any(entry.key == key for entry in self.earlier)
 
     def find(self, key: Key) -> Entry | None:
-        """Return the latest attempt under a key in this run, or None."""
+        """Return the latest attempt with this key (round, purpose) in this run; None without one."""
         return self._find(self.run, key)
 
     def _find(self, run: str, key: Key) -> Entry | None:
@@ -301,17 +301,17 @@ class Ledger:
         return self.entries if run == self.run else self.earlier
 
     def commit(self, entry: Entry) -> str:
-        """Record a release before it is handed over.
+        """Record a release, before it is sent.
 
         Returns
         -------
         str
-            The line to store, without its end.
+            Line to store, without the line break.
 
         Raises
         ------
         LedgerError
-            If the attempt was recorded before, as one attempt never has two digests.
+            If this attempt is already recorded: one attempt never has two digests.
         """
         return self._commit(entry, self.run)
 
@@ -345,7 +345,7 @@ class Ledger:
         return self.openings[0] if self.openings else None
 
     def bind(self, opening: Mapping[str, Any]) -> str:
-        """Write the first line, which binds a run to its parties and to the terms of every epsilon.
+        """Record the first line, which binds a run to its parties and to the terms of every epsilon.
 
         A deployed run that continues is bound again under the framework's new id (`RUN_OF_SITES`); nothing else may
         differ.
@@ -359,13 +359,13 @@ class Ledger:
         Returns
         -------
         str
-            The line to store, without its end.
+            Line to store, without the line break.
 
         Raises
         ------
         LedgerError
-            If the ledger begins with another line, or is bound to other values. Also for a data set's ledger, which
-            many runs share.
+            If the ledger begins with another line, or is bound to other values. Also for a lifetime ledger, as many
+            runs share it.
         """
         known = self.opening
         if self.head is not None or (known is None and self.lines):
@@ -398,12 +398,12 @@ class Ledger:
         Returns
         -------
         str
-            The line to store, without its end.
+            Line to store, without the line break.
 
         Raises
         ------
         LedgerError
-            If a release was made before, as a budget that is chosen afterwards promises nothing.
+            If a release was made before: a budget chosen afterwards promises nothing.
         """
         if self.all_entries:
             raise LedgerError(
@@ -471,11 +471,11 @@ class Ledger:
             )
 
     def go_on_from(self, lines: int, checksum: str) -> None:
-        """Continue after stored lines: set their number, and the checksum of the last one."""
+        """Continue after lines that are stored elsewhere: set their number, and the checksum of the last one."""
         self.lines, self._chain = lines, checksum
 
     def _body(self, entry: Entry) -> dict[str, Any]:
-        """Return a line's values without the guarantee (0 in its place), because many clients share its text."""
+        """Return a line's values with 0 in place of the guarantee; many clients share the guarantee's text."""
         receipt = {"receipt": dict(entry.receipt)} if entry.receipt else {}
         return {
             **receipt,
@@ -500,7 +500,7 @@ def _without_run(opening: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opening_digest(opening: Mapping[str, Any]) -> str:
-    """Return SHA-256 of the server's first line; the first lines of the other parties refer to it."""
+    """Return SHA-256 of the server's first line; the other parties' first lines refer to it."""
     return hashlib.sha256(_encoded(dict(opening)).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Plans of noise: for many noisy steps, and for rounds with one figure left open."""
+"""Plans of noise: the least noise for many steps, and the missing figure of a plan over rounds."""
 
 import math
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ _WIDEST = 1e6  # a noise multiplier with which nothing can be learned
 
 
 def step_event(noise_multiplier: float, rate: float = 1.0) -> Event:
-    """Return the event of one noisy step: a Gaussian sum over all units, or over a Poisson sample."""
+    """Return the accountant's event for one noisy step: Gaussian noise on a sum over all units, or over a Poisson sample."""
     noise = Gaussian(noise_multiplier)
     return noise if rate == 1 else Poisson(rate, noise)
 
 
 @lru_cache(maxsize=256)
 def least_places(examples: int, rate: float, chance: float) -> int:
-    """Return the smallest batch size that a Poisson lot exceeds with at most this probability; never above `examples`."""
+    """Return the smallest batch size that a Poisson sample exceeds with at most this chance; at most `examples`."""
     low, high = -1, examples
     while high - low > 1:
         middle = (low + high) // 2
@@ -45,7 +45,7 @@ def least_noise(
     rate: float = 1.0,
     relation: Relation = "zero-out",
 ) -> float:
-    """Return the least noise multiplier z = sigma / C whose steps together stay within (epsilon, delta).
+    """Find the least noise multiplier z = sigma / C with which all steps together stay within (epsilon, delta).
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def least_noise(
     Returns
     -------
     float
-        Noise multiplier, never below the exact one; it agrees to 4 digits with sampling, to 12 without.
+        Noise multiplier, never below the exact one; accurate to 4 digits with sampling, to 12 without.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def _least_noise(
     rate: float,
     relation: Relation,
 ) -> float:
-    """Search for `least_noise`, with arguments that were checked."""
+    """Compute `least_noise` for checked arguments."""
     sampled = step_event(1.0, rate) != Gaussian(1.0)
     change = factor_of(relation) * math.sqrt(steps)
     most = noise_of_epsilon(epsilon, delta, change)
@@ -123,14 +123,14 @@ def _least_noise(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Privacy budget and the noise that meets it.
+    """Plan of a run under a trusted server: privacy budget, rounds, clients and noise.
 
     Attributes
     ----------
     epsilon, delta : float
         Total over all rounds for one client under `relation`, with a trusted server.
     rounds, clients : int
-        Number of rounds; clients of the cohort, who all take part in every round.
+        Number of rounds; number of clients, all of whom take part in every round.
     relation : str
         Neighbouring inputs.
     clip : float
@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def vacuous(self) -> bool:
-        """Whether epsilon excludes nothing in practice."""
+        """Whether epsilon is so large that it excludes nothing in practice."""
         return self.epsilon > VACUOUS
 
     @property
@@ -253,14 +253,14 @@ def plan(
     update_norm: float | None = None,
     signal_to_noise: float = ENOUGH,
 ) -> Plan:
-    """Compute the one figure that is left open, so that the total stays within the target epsilon.
+    """Compute the one figure of a plan that is left open, such as the noise for a target epsilon.
 
     Parameters
     ----------
     delta : float
         Failure probability of the total.
     rounds : int, optional
-        Number of rounds. If left open: the most that epsilon and the noise multiplier allow.
+        Number of rounds. If left open: the most rounds that epsilon and the noise multiplier allow.
     clients : int, optional
         Clients of each round's cohort, with uniform weights and everybody in every round. None: the smallest cohort
         that reaches `signal_to_noise` with `dimension` parameters.

@@ -1,4 +1,4 @@
-"""Policy: the costs that a node allows. A server proposes; the policy accepts or refuses, and never weakens a method."""
+"""Policy: the costs that a node's owner allows. The policy accepts or refuses a proposed run; it never weakens a method."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ LONGEST = 30 * 24 * 3600  # seconds; timers of some systems overflow above this
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Parameters):
-    """Largest costs, one for each kind; costs of different kinds are never added.
+    """Limits on a policy's costs, one for each kind of cost; costs of different kinds are never added.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class Limits(Parameters):
         Gaussian DP of one record. Sampled steps need `record_epsilon` instead. If both limits are set, sampled steps
         count here with the mu whose epsilon equals theirs at the policy's `delta`.
     record_epsilon : float, optional
-        Epsilon of one record at the policy's `delta`, for sampled and unsampled steps together. Releases for persons
-        and for whole clients also count here, with their promise for one record.
+        Epsilon of one record at the policy's `delta`, for sampled and unsampled steps together. Releases that protect
+        persons or whole clients also count here, with their promise for one record.
     person_mu, person_epsilon : float, optional
         The same for one person with all her records. Releases for whole clients also count here. Releases for single
         records count only if the policy declares `records_per_person`.
@@ -105,7 +105,7 @@ class Policy(Parameters):
         for persons with a smaller number is refused. Other releases cost a person as much as releases of that many
         silos.
     relations : sequence of {"zero-out", "add/remove", "replace-one"}, optional
-        Allowed relations: a cost under zero-out is half of that under replace-one. Default: all.
+        Allowed relations. (The same noise costs under zero-out half of what it costs under replace-one.) Default: all.
     hypotheses_apart : float
         Largest allowed distance between the hypotheses among which the client chooses. 0: no choice is allowed.
     secure_source : bool
@@ -114,15 +114,15 @@ class Policy(Parameters):
         Seconds of training, at most 30 days, after which the client counts as failed and answers with a zero update.
     receipts : bool
         Whether the node declines a round whose broadcast carries no receipt. It then also declines one round after its
-        own share was left out, for whatever reason. By default it declines only a receipt that contradicts itself or
-        the node's ledger.
+        own share was left out for any reason. By default it declines only a receipt that contradicts itself or the
+        node's ledger.
     node : Admission, optional
         Code that may run on the node. Only `fedveil node` enforces it; elsewhere a policy with this table is refused.
 
     Raises
     ------
     FieldError
-        For a value or combination that makes no sense.
+        For an invalid value, or values that contradict each other.
 
     Examples
     --------
@@ -203,7 +203,7 @@ class Policy(Parameters):
     ) -> Denied | None:
         """Return the reason why a release may not be made; None if it may.
 
-        It depends on public worst-case costs only.
+        The decision depends on public worst-case costs only.
 
         Parameters
         ----------
@@ -250,7 +250,7 @@ class Policy(Parameters):
         return self._too_costly(quoted, past)
 
     def forbids(self, method: str, trust: str) -> Denied | None:
-        """Return the reason why a method may not be used here at any cost; None if it may."""
+        """Return the reason why a method may not be used here, whatever it costs; None if it may."""
         if trust not in self.trust:
             return Denied(
                 "trust", f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}"
@@ -285,7 +285,7 @@ class Policy(Parameters):
         return standing
 
     def _kinds_to_show(self, spends: Sequence[Spend]) -> list[str]:
-        """List the kinds of cost that have a limit in `total` or that were spent, in the order of `Limits`."""
+        """List the kinds of cost with a limit in `total` or with a spend, in the order of `Limits`."""
         spent = ["participations"] if spends else []
         for spend in spends:  # the cost of a client's release to its records is shown only beside a limit or a record's release
             spent += (
@@ -297,11 +297,11 @@ class Policy(Parameters):
 
     @property
     def _silos(self) -> int:
-        """Largest number of silos at which one person may be, by this policy or its `sum`."""
+        """Largest number of silos at which one person may have records, by this policy or its `sum`."""
         return max(self.silos_per_person, 1 if self.sum is None else self.sum.silos_per_person)
 
     def _too_costly(self, quoted: Spend, past: Sequence[Spend]) -> Denied | None:
-        """Return the limit that a release would exceed; None if it exceeds none."""
+        """Return the refusal of a release that would exceed a limit; None if it exceeds none."""
         kinds, own = self._kinds(quoted), self._own_kinds(quoted)
         if not any(getattr(self.total, kind, None) is not None for kind in own):
             return Denied(
@@ -327,7 +327,7 @@ class Policy(Parameters):
         return None
 
     def _cost(self, kind: str, spends: Sequence[Spend]) -> float:
-        """Return the total of one kind of cost, and refuse promises that cannot be added."""
+        """Return the total of one kind of cost; refuse promises that cannot be added."""
         if kind == "participations":
             return len(spends)
         if not spends:
@@ -355,7 +355,7 @@ class Policy(Parameters):
         return math.fsum(slopes)
 
     def _kinds(self, spend: Spend) -> tuple[str, ...]:
-        """List the kinds of cost of a spend. A client's spend also costs its persons and records, a person's her records."""
+        """List all kinds of cost of a spend: one for a client also costs its persons and records, one for a person her records."""
         kinds = self._own_kinds(spend)
         every = list(kinds)
         if kinds == ("mu",):
@@ -376,11 +376,11 @@ class Policy(Parameters):
         return tuple(every)
 
     def _limits(self, kind: str) -> bool:
-        """Whether a release or the total has a limit of a kind."""
+        """Whether `release` or `total` has a limit of this kind."""
         return any(getattr(limits, kind, None) is not None for limits in (self.release, self.total))
 
     def _own_kinds(self, spend: Spend) -> tuple[str, ...]:
-        """List the kinds of cost of which at least one needs a limit in `total`.
+        """List the kinds of cost of a spend; `total` needs a limit for at least one of them.
 
         If records per person are declared, limits for persons also count for records.
         """
@@ -390,7 +390,7 @@ class Policy(Parameters):
         return kinds
 
     def _of(self, unit: str, spend: Spend, relation: Relation) -> Spend:
-        """Return a spend for one record or person, in a form that adds up with others under the relation.
+        """Restate a spend for one record or person under a relation, so that it adds up with others.
 
         A promise for a client bounds every change of the client's data, so it counts under any relation.
         """
@@ -431,7 +431,7 @@ def _relation_among(spends: Sequence[Spend]) -> Relation:
 
 
 def _of_region(promise: Guarantee, relation: Relation) -> Guarantee:
-    """Return the promise for one region, in a form that adds up with others under the relation.
+    """Restate a promise for one region under a relation, so that it adds up with others.
 
     Unless the relation is replace-one, the promise for a part covers every change, also from content to blank.
     """

@@ -1,4 +1,4 @@
-"""Readings: the promises that an existing configuration of any library really makes."""
+"""Readings: what a configuration of any library really promises."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ AS_READ = "one {unit} moves what the noise is added to by at most the clip, and 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Promise that an existing configuration really makes, whatever it claims.
+    """What a configuration really promises, next to what it claims.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ def reading(
     trust: Trust = "local",
     relation: Relation = "zero-out",
 ) -> Reading:
-    """Read a configuration from its clipping norm and noise, or from the epsilon and sensitivity of its noise.
+    """Compute what a configuration really promises, from its clipping norm and its noise.
 
     Parameters
     ----------
@@ -86,11 +86,12 @@ def reading(
     sigma : float, optional
         Deviation of the noise, in the units of `clip`.
     epsilon : float, optional
-        With `sigma`: the claimed total. Without `sigma`: epsilon of one round, from which sigma is computed.
+        With `sigma`: the claimed total. Without `sigma`: epsilon of one round; sigma is computed from it.
     sensitivity : float, optional
-        Sensitivity from which sigma is computed; by default the clip.
+        Sensitivity that the configuration used for its sigma; by default the clip.
     formula : {"classic", "exact"}
-        Classic: sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, which proves nothing above epsilon 1.
+        Formula of sigma. Classic: sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, which proves nothing above
+        epsilon 1. Exact: the analytic Gaussian mechanism.
     unit, trust, relation
         Fields of `Guarantee`.
 

@@ -1,9 +1,9 @@
-"""Receipts: a Merkle root over the shares that a round accepted and the terms on which they were paid for.
+"""Receipts: a Merkle root over the shares that a round accepted, and over the terms of each share.
 
-A *seal* hides a site's terms under a salt that only the site knows. A *leaf* is a hash over the round's question, the
+A *seal* hides a site's terms under a salt that stays at the site. A *leaf* is a hash over the round's question, the
 digest of the share as it left the site, and the seal. The tree is that of RFC 6962: leaves and nodes are hashed under
 different prefixes, and no leaf is ever doubled to make the number even. The *root* also covers the number of leaves and
-the root of the round before. What a receipt proves, and what not, is in docs/receipts.md.
+the previous round's root. What a receipt proves, and what not, is in docs/receipts.md.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def is_digest(value: object) -> bool:
 
 
 def seal(salt: bytes, spend: Spend) -> str:
-    """Return a hash that hides the terms of a release; only the ledger's line can open it.
+    """Compute a hash that hides the terms of a release; only the ledger's line can open it.
 
     Parameters
     ----------
@@ -59,24 +59,24 @@ def seal(salt: bytes, spend: Spend) -> str:
 
 
 def share_digest(releases: Iterable[Release]) -> str:
-    """Return the digest of what a server combines of a reply: the model or share, without the other releases."""
+    """Return the digest of the part of a reply that a server combines: the model or share."""
     return digest(tuple(release for release in releases if release.kind in SHARED))
 
 
 def question(facts: str, opened: str) -> str:
-    """Return the digest of a round's question, from the digests of its public facts and of its models."""
+    """Compute the digest of a round's question, from the digests of its public facts and of its models."""
     text = f"fedveil receipt question 1\x00{facts}{opened}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def leaf(asked: str, share: str, sealed: str) -> str:
-    """Return the leaf of a share, from the digests of question and share, and the seal."""
+    """Compute the leaf of a share, from the digests of question and share, and the seal."""
     bound = b"".join(bytes.fromhex(part) for part in (asked, share, sealed))
     return hashlib.sha256(b"fedveil receipt leaf 1\x00" + bound).hexdigest()
 
 
 def tree(leaves: Sequence[str]) -> bytes:
-    """Return the Merkle tree hash of leaves, in this order (RFC 6962, section 2.1).
+    """Compute the Merkle tree hash of leaves, in this order (RFC 6962, section 2.1).
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def tree(leaves: Sequence[str]) -> bytes:
 
 
 def path(leaves: Sequence[str], place: int) -> list[tuple[bool, str]]:
-    """List the neighbours that lead from a leaf to the tree's hash, and whether each stands to the left.
+    """List the neighbours on the way from a leaf to the tree's hash, each with whether it stands to the left.
 
     The path proves that a leaf is in the tree without showing the other leaves (`tree_of_path`).
     """
@@ -128,15 +128,15 @@ class Receipt:
     run : str
         Name of the run, the same in all its receipts.
     round : int
-        Number of the round; in the first receipt of a run, the number before that of the first round.
+        Number of the round; in the first receipt of a run, one less than the first round.
     asked : int
         Number of sites that were asked; 0 in the first receipt.
     facts, opened : str
-        Digests of the public facts of the round, and of the models that opened it.
+        Digests of the round's public facts, and of its broadcast models.
     model : str
-        Digest of the models that the round released, as in the server's ledger.
+        Digest of the round's released models, as in the server's ledger.
     previous : str
-        Root of the receipt before.
+        Root of the previous receipt.
     leaves : tuple of str
         Leaf of each accepted share, sorted so that their order reveals nothing.
 
@@ -179,7 +179,7 @@ class Receipt:
 
     @property
     def first(self) -> bool:
-        """Whether this is the first receipt of a run, which covers no share."""
+        """Whether this is the first receipt of a run; it covers no share."""
         return self.asked == 0
 
     @property
@@ -198,7 +198,7 @@ class Receipt:
 
     @property
     def text(self) -> str:
-        """Receipt as the text in a broadcast."""
+        """Receipt as a text, in the form in which a broadcast carries it."""
         return json.dumps(self.values(), sort_keys=True)
 
     def values(self) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class Receipt:
 
 @dataclass(frozen=True, kw_only=True)
 class ShareReceipt:
-    """Values in a site's ledger line by which the site or an auditor finds the site's share in a receipt.
+    """A site's own receipt in its ledger line, by which its share can be found in the round's public receipt.
 
     Attributes
     ----------
@@ -251,9 +251,9 @@ class ShareReceipt:
     question : str
         Digest of the question that the share answers.
     seen : str
-        Root of the receipt in the question's broadcast.
+        Root of the receipt in the broadcast with the question.
     share : str
-        Digest of what the server combines; empty if it equals the line's own digest.
+        Digest of the share that the server combines; empty if it equals the line's own digest.
     """
 
     leaf: str
@@ -316,6 +316,6 @@ class ShareReceipt:
 
 
 def _require(name: str, holds: bool, value: Any, accepted: str) -> None:
-    """Refuse a value of a receipt."""
+    """Refuse a value of a receipt unless `holds`."""
     if not holds:
         raise FieldError(f"receipt.{name}", value, accepted)

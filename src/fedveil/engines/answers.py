@@ -10,14 +10,14 @@ from fedveil.methods import Releases
 
 @dataclass(frozen=True, eq=False)
 class RoundAnswers:
-    """Answers to a question, as the server gets them.
+    """Answers to a question of a round, as the server receives them.
 
     Attributes
     ----------
     replies : dict of int to Releases
         Replies by partition, in any order.
     failed, refused : dict of int to str
-        Reasons of clients without a reply, and of clients that declined.
+        Reasons, by partition: of clients without a reply, and of clients that declined.
     added : RunningSum, optional
         Sum of the models, if each was added on arrival; then no reply holds a model.
     seals : dict of int to str
@@ -34,7 +34,7 @@ class RoundAnswers:
     asked: int = 0
 
     def followed_by(self, later: Self) -> Self:
-        """Return the answers with those to a second question; the last question to a client decides whether it is missing."""
+        """Add the answers to a second question; a client is missing if it did not answer its last question."""
         failed, refused = {**self.failed, **later.failed}, {**self.refused, **later.refused}
         for partition in self.failed.keys() & later.refused.keys():
             failed.pop(partition)
@@ -48,7 +48,7 @@ class RoundAnswers:
 
 @dataclass(frozen=True, eq=False)
 class Collected(RoundAnswers):
-    """Answers with what the server of a deployment cannot see.
+    """Answers to a question of a round, with facts that only an experimenter sees.
 
     Attributes
     ----------
@@ -57,10 +57,10 @@ class Collected(RoundAnswers):
     trained : sequence of int
         Clients that trained.
     scales : dict of int to tuple of float
-        Scale of each client's own noise.
+        Deviation of each client's own noise, by partition.
     zeroed : dict of int to str
-        Clients that failed under local trust, with the reason. Their reply is a zero update, and the server cannot see
-        this.
+        Clients that failed under local trust, with the reason. They replied with a protected zero update, so the server
+        cannot see it.
     loss : float, optional
         Median training loss of the clients that trained.
     """

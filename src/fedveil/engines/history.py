@@ -1,4 +1,4 @@
-"""Records of a run in memory, and the totals of its ledgers, for every engine."""
+"""Records of a run in memory, and totals of its ledgers; used by every engine."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,13 +49,13 @@ class RoundRecord:
     round : Round
         Clients that took part, and the server's figures.
     metrics : dict of str to float, optional
-        Metrics of the new models on all clients' held-out examples, pooled with equal weights, by name. If clients keep
-        their own statistics, the model uses them for each client's examples. The metric is then a mean over clients,
-        not of one model. The experimenter measures them in one process; in a deployment they would be releases.
+        Metrics of the new models, pooled over all clients' held-out examples with equal weights. If clients keep their
+        own running statistics, each client's examples are measured with its own. They are measured in one process, for
+        the experimenter; in a deployment they would be releases.
     client_metrics : list of dict
-        Same metrics for each client.
+        The same metrics for each client.
     client_scales : dict of int to tuple of float
-        Scale of each client's own noise (local trust); the experimenter's view.
+        Deviation of each client's own noise under local trust, by partition; for the experimenter only.
     seconds : float
         Wall-clock time of the round, evaluation included.
     published : dict of str to float
@@ -63,7 +63,7 @@ class RoundRecord:
     figures : dict of str to float
         Figures of the run's probes.
     zeroed : dict of int to str
-        Clients that failed under local trust, with the reason; the experimenter's view.
+        Clients that failed under local trust, with the reason; for the experimenter only.
     validation : float, optional
         Released loss of the validation clients; None if the round was not validated.
 
@@ -88,7 +88,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, repr=False)
 class History:
-    """Rounds, models and guarantees of a run, in memory.
+    """Result of a run: its rounds, models and guarantees.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class History:
     models : Tensor
         [k, d], models of the last broadcast.
     state_dicts : list of dict
-        Same models as named parameters, frozen ones included: ``model.load_state_dict(history.state_dicts[0])``.
+        The same models as named parameters, frozen ones included: ``model.load_state_dict(history.state_dicts[0])``.
         Running statistics that clients keep are in their ``buffers``: ``{**state, **federation.clients[0].buffers}``.
     guarantee : Guarantee
         Total of the server under central trust, else of the client that spent most.
@@ -111,8 +111,8 @@ class History:
     best : Best, optional
         Models with the least validation loss, if there are validation clients.
     validation : Guarantee, optional
-        Promise to validation clients that released losses themselves: the total of the one that spent most, or None.
-        `guarantee` covers only the clients that train.
+        Promise to validation clients that released losses themselves: the total of the one that spent most; None
+        without such clients. `guarantee` covers only the clients that train.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class History:
 
     @property
     def metrics(self) -> Figures:
-        """Pooled metrics after the last round; empty if none were measured, and a missing name then raises the reason."""
+        """Pooled metrics after the last round. A metric that was not measured raises an error with the reason."""
         if not self.rounds:
             return Measured({}, self.stopped or "no round ran")
         return Measured(
@@ -151,19 +151,19 @@ class History:
 
 
 class Measured(dict[str, float]):
-    """Figures by name; a missing name raises the reason."""
+    """Metrics by name; a missing name raises an error with the reason why it was not measured."""
 
     def __init__(self, figures: Figures, why: str) -> None:
         super().__init__(figures)
         self.why = why
 
     def __missing__(self, name: str) -> float:
-        """Refuse a figure that was not measured, with the reason."""
+        """Raise an error with the reason why this metric was not measured."""
         raise FieldError(f"metrics[{name!r}]", None, nearest(name, self) if self else self.why)
 
 
 def total_of(ledger: Ledger) -> Guarantee:
-    """Return the total of a party's releases: the sum of the worst cases, or the declared budget if that is less."""
+    """Return the promise of all a party's releases together: composed, or the declared budget if that is less."""
     spends = [entry.spend for entry in ledger.entries]
     worst = total(spend.guarantee for spend in spends)
     doubts = [
@@ -181,9 +181,9 @@ def total_of(ledger: Ledger) -> Guarantee:
 def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
     """Return a guarantee that holds for all parties: the weakest one, under the conditions of all.
 
-    The weakest is one without a proof, else the one with the largest parameter, widened to cover the others at a
-    distance. Proven guarantees of different kinds, units, relations or trusts cannot be compared; then no promise is
-    stated for all. Without guarantees the result is None.
+    The weakest is one without a proof, else the one with the largest parameter. It is widened to cover the others'
+    curves over distance. Proven guarantees of different kinds, units, relations or trusts cannot be compared; then no
+    promise is stated for all. Without guarantees the result is None.
     """
     every = list(guarantees)
     if not every:
@@ -202,7 +202,7 @@ def _badness(guarantee: Guarantee) -> tuple[bool, float]:
 
 
 def _for_all(worst: Guarantee, every: Sequence[Guarantee]) -> Guarantee:
-    """Widen a proven guarantee so that it covers all of them, or state that they cannot be compared."""
+    """Widen a proven guarantee so that it covers all others; if they cannot be compared, state that."""
     kinds = {(type(one.bound), one.unit, one.relation, one.trust, one.group) for one in every}
     if len(kinds) > 1:
         reason = "the parties' promises are of several kinds, of which none holds for all: see the ledger of each"
@@ -242,7 +242,7 @@ class Totals(NamedTuple):
 
 
 def totals_of(trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()) -> Totals:
-    """Return the totals of all parties; `on` are conditions of the run's configuration, which no ledger has."""
+    """Compute the totals of all parties; `on` are conditions from the run's configuration, as ledgers lack them."""
     clients: dict[str, Guarantee] = {}
     validators: dict[str, Guarantee] = {}
     server = unprotected()
@@ -265,7 +265,7 @@ def totals_of(trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()) -
 
 
 def publishable(single: Sequence[Figures]) -> tuple[tuple[str, ...], Tensor, Tensor]:
-    """Return clients' metrics as arguments of `ServerParty.publish`.
+    """Convert clients' metrics to the arguments of `ServerParty.publish`.
 
     Returns
     -------

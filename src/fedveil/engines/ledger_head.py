@@ -1,13 +1,14 @@
-"""Head of a lifetime ledger: its number of lines and their checksum, under a key, in a second place.
+"""Head of a lifetime ledger: its number of lines and last checksum, authenticated by a key, in a second place.
 
-A ledger proves that no line was edited, but not that no line is missing at its end, as an older copy looks complete.
-Its head proves that. The operator chooses the head's folder, preferably on another disk. The order is line, head,
-release, so every release is in both. If a ledger lacks a line that its head knows, or has other lines, it was edited or
-replaced by an older copy.
+A ledger alone shows that no line was edited. It cannot show that no line is missing at its end, because an older copy
+looks complete. Its head shows that. The operator chooses the head's folder, preferably on another disk. The order is
+line, head, release, so every release is in both. If a ledger lacks a line that its head knows, or has other lines, it
+was edited or replaced by an older copy.
 
 After a crash between the two, a line that opens an entry may be missing in the head; such a line only adds a cost.
-Every other line is announced in the head before it is written, which distinguishes a crash from an edit. If both places
-are replaced by older copies together, they agree; and anybody who holds ledger, head and key can forge them.
+Every other line is announced in the head before it is written, which distinguishes a crash from an edit. The head has
+limits: if both places are replaced by older copies together, they agree. And anybody who holds ledger, head and key can
+forge them.
 """
 
 import hmac
@@ -27,7 +28,7 @@ from fedveil.reading import json_of
 
 @dataclass(frozen=True)
 class Head:
-    """Content of a ledger's head.
+    """Content of a ledger's head: number of lines, last checksum, and announced change.
 
     Attributes
     ----------
@@ -38,7 +39,7 @@ class Head:
     checksum : str
         Checksum of the last of these lines, or of the first line if there is none.
     announced : str
-        Checksum of the line that is being written, or the ledger that is replacing this one (`following`), or "".
+        Checksum of the line being written, or announcement of a ledger that replaces this one (`following`), or "".
     by, begun : str
         Author of the head with the reason, and the date.
     """
@@ -52,21 +53,22 @@ class Head:
     begun: str = ""
 
     def extended(self, lines: Sequence[str], first: str, before: int = 0) -> "Head":
-        """Return the head after further lines of a ledger that agrees with this head.
+        """Check a ledger's further lines against this head, and return the head of the whole ledger.
 
         Parameters
         ----------
         lines : sequence of str
-            Lines after the first `before` ones, which this head knows.
+            Lines of the ledger, without its first `before` ones.
         first : str
             Checksum of the line before these.
         before : int
-            Number of lines that are left out.
+            Number of lines left out; this head covers them.
 
         Raises
         ------
         LedgerError
-            If the ledger lacks a line that the head knows, or has a line that was not announced and opens no entry.
+            If the ledger lacks a line that the head knows. Also for a new line that opens no entry and was not
+            announced.
         """
         known = self.count - before
         if known > len(lines) or _last_checksum(lines[:known], first) != self.checksum:
@@ -94,7 +96,7 @@ class Head:
 
 
 class SecondPlace:
-    """Folder with the head of a data set's ledger, and its key.
+    """Folder with the head of a data set's ledger and the key that authenticates it.
 
     Parameters
     ----------
@@ -116,7 +118,7 @@ class SecondPlace:
         self._dataset, self._key = dataset, b""
 
     def make(self, ledger: str, count: int, checksum: str, by: str) -> None:
-        """Make the head of a ledger, and its key.
+        """Make a new head for a ledger, and a new key.
 
         Raises
         ------
@@ -143,7 +145,7 @@ class SecondPlace:
             raise
 
     def locked(self) -> LockedFile:
-        """Return the locked key file, to be held while the ledger or a copy of it is in use.
+        """Return the key file as a lock, to be held while the ledger or a copy of it is in use.
 
         Raises
         ------
@@ -154,7 +156,7 @@ class SecondPlace:
         return LockedFile(self.key_file)
 
     def look(self, ledger: str) -> Head:
-        """Read the head of a ledger without a lock."""
+        """Read the head of a ledger without locking it."""
         self._require_key()
         try:
             with self.key_file.open("rb") as file:
@@ -172,12 +174,12 @@ class SecondPlace:
             raise LedgerError(f"{what}. {fix}")
 
     def know(self, handle: int) -> None:
-        """Read the key, from its open file.
+        """Read the key from its open file, and keep it for this object.
 
         Raises
         ------
         LedgerError
-            If the file has no key, or others can read it.
+            If the file is empty, or others can read it.
         """
         os.lseek(handle, 0, os.SEEK_SET)
         self._key = os.read(handle, 4096).strip()
@@ -236,20 +238,20 @@ class SecondPlace:
 
 
 def following(ledger: str, checksum: str) -> str:
-    """Return the announcement in a head that another ledger, whose chain begins with this checksum, replaces its own."""
+    """Return the text in a head that announces another ledger in place of its own; the checksum begins the new chain."""
     return f"next {ledger} {checksum}"
 
 
 def _last_checksum(lines: Sequence[str], first: str) -> str:
-    """Return the checksum that the next line after these continues; `first` if there are none."""
+    """Return the checksum of the last line, from which the next line continues; `first` if there are no lines."""
     return checksum_of(lines[-1]) if lines else first
 
 
 def opens(line: str) -> bool:
-    """Whether a line is an intent, which only adds a cost."""
+    """Whether a line is an intent; it only adds a cost."""
     return bool(json_of(line).get("digest") == OPEN)
 
 
 def checksum_of(line: str) -> str:
-    """Return the checksum that chains the next line to this one."""
+    """Return a line's checksum, from which the next line's is computed."""
     return str(json_of(line)["checksum"])

@@ -1,9 +1,9 @@
-"""Sums of a lifetime ledger's first lines, kept beside its head, so that opening a ledger does not read them again.
+"""Sums of a lifetime ledger's first lines, stored beside its head, so that opening a ledger does not read them again.
 
-The file ``<dataset>.sums`` holds the costs of the first lines and the position of each run's lines, under the key of
-the ledger's head. Opening a ledger takes these costs, and reads only the lines of its own run and those after the sums.
-An edit in other lines changes no cost; `fedveil ledger show` reads all lines. Sums that are missing, damaged or of
-another ledger are computed again from all lines.
+The file ``<dataset>.sums`` holds the costs of the first lines and the position of each run's lines, authenticated by
+the key of the ledger's head. Opening a ledger takes these costs, and reads only the lines of its own run and those
+after the sums. An edit in other lines changes no cost; `fedveil ledger show` reads all lines. Sums that are missing,
+damaged or another ledger's are computed again from all lines.
 """
 
 import hmac
@@ -36,7 +36,7 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Costs of a ledger's first lines.
+    """Summed costs of a ledger's first lines, with the position of each run's lines.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Sums:
     carried : tuple of (int, Entry)
         Costs of all runs, each with the number of times it was paid.
     asked : Counter of str
-        Purposes of secure sums' questions, with the number of runs that answered each.
+        Number of runs that answered each question of a secure sum, by the question's purpose.
     runs : dict of str to list of Stretch
         Positions of each run's lines.
     """
@@ -73,11 +73,11 @@ class Opened:
     ledger : Ledger
         Ledger with the entries of its run, and the costs of all others.
     own, since : list of str
-        Lines of the run before the sums, and all lines after them.
+        Lines of the run within the summed lines, and all lines after these.
     torn : int
         Bytes of an incomplete line at the end.
     sums : Sums
-        Sums from which it was opened.
+        Sums with which the ledger was opened.
     """
 
     ledger: Ledger
@@ -87,7 +87,7 @@ class Opened:
     sums: Sums
 
     def extended(self, known: Head) -> Head:
-        """Return the head of the ledger, continued from the known one.
+        """Check the ledger against its known head, and return the head for all its lines.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class Opened:
         return known.extended(self.since, self.sums.checksum, self.sums.count)
 
     def summed(self) -> Sums:
-        """Return the sums of all present lines."""
+        """Compute the sums of all lines, from the old sums and the later lines."""
         runs = {run: list(stretches) for run, stretches in self.sums.runs.items()}
         place = self.sums.size
         for line in self.since:
@@ -197,7 +197,7 @@ def whole_lines(content: bytes, dataset: str) -> tuple[list[str], int]:
 
 
 def _runs_to_read(since: Sequence[str], sums: Sums) -> set[str]:
-    """Return the runs whose earlier lines are needed, because later lines close their intents or follow their attempts."""
+    """Return the runs whose earlier lines are needed: a later line closes their intent or continues their attempts."""
     runs, begun = set(), set()
     for values in map(json_of, since):
         run = values.get("run")

@@ -1,8 +1,8 @@
 """Files of a node: its policy, and the lifetime ledger of all releases from one data set.
 
 If others start the runs, a budget that starts over with every run limits nothing. So the person responsible for the
-data begins the ledger (`begin_ledger`); a missing one is never created on the way, as it would be a new budget. The
-first line names that person. Each further line is one intent or release, and is on the disk before anything leaves.
+data begins the ledger (`begin_ledger`). A missing one is never created automatically, as it would be a new budget. The
+first line names that person. Each further line is one intent or release, and is on the disk before anything is sent.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from fedveil.reading import json_of, toml_of
 def begin_ledger(
     folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None
 ) -> Path:
-    """Begin the lifetime ledger of a data set; the person responsible for the data does this and is recorded.
+    """Begin the lifetime ledger of a data set. The person responsible for the data does this once, and is recorded.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def begin_ledger(
     by : str
         Name of the person who begins it, and the reason.
     head : str or Path
-        Second place: another folder, preferably on another disk, for the ledger's head and its key.
+        Another folder, preferably on another disk, for the ledger's head and its key (the second place).
 
     Returns
     -------
@@ -81,9 +81,9 @@ def begin_ledger(
 def make_head(
     folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None
 ) -> Head:
-    """Make the head of a ledger without one, such as a ledger of an earlier version or with a lost second place.
+    """Make a head for an existing ledger, if the ledger is of an earlier version or its second place was lost.
 
-    The ledger is accepted as it is: the person who makes its head guarantees that no line is missing at its end.
+    The ledger is accepted as it is. The person in `by` guarantees that no line is missing at its end.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def make_head(
 
 
 class LifetimeLedger:
-    """Lifetime ledger of a data set, open for one run; a context manager that one process at a time can enter.
+    """Lifetime ledger of a data set, as a context manager for one run; only one process at a time can enter it.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class LifetimeLedger:
     Attributes
     ----------
     ledger : Ledger
-        Ledger as it was saved; available within the context.
+        Ledger with all saved lines; available within the context.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class LifetimeLedger:
         FieldError
             If there is no ledger.
         LedgerError
-            If another process holds the ledger, it belongs to another data set, a line was edited, or its head knows
+            If another process uses the ledger, it belongs to another data set, a line was edited, or its head knows
             other lines.
         """
         with ExitStack() as stack:
@@ -182,12 +182,12 @@ class LifetimeLedger:
         self._stack.close()
 
     def require(self, *lines: str) -> None:
-        """Refuse a file that was replaced by a copy older than lines that the node remembers."""
+        """Refuse a file without these lines, which the node remembers: it was replaced by an older copy."""
         if not self._lines.issuperset(lines):
             raise LedgerError(f"{self.path} lacks a line that this run recorded: restore it")
 
     def store(self, line: str) -> None:
-        """Make a line durable, and then the head; a failed write leaves the file unchanged.
+        """Write a line to the disk, and then the head; a failed write leaves the file unchanged.
 
         Raises
         ------
@@ -209,12 +209,12 @@ class LifetimeLedger:
 
 
 def read_ledger(path: Path) -> tuple[Ledger, list[str], int]:
-    """Read a lifetime ledger without a lock, leaving it unchanged.
+    """Read a lifetime ledger without locking or changing it.
 
     Returns
     -------
     tuple
-        Ledger opened for no run; its lines after the first; bytes of an incomplete line at the end.
+        Ledger without a run; its lines after the first; number of bytes of an incomplete line at the end.
 
     Raises
     ------
@@ -225,7 +225,7 @@ def read_ledger(path: Path) -> tuple[Ledger, list[str], int]:
 
 
 def ledger_id(folder: str | Path, dataset: str | int) -> str:
-    """Return the id of a data set's lifetime ledger.
+    """Return the id of a data set's lifetime ledger: SHA-256 of its first line.
 
     Raises
     ------
@@ -242,7 +242,7 @@ def ledger_id(folder: str | Path, dataset: str | int) -> str:
 
 
 def read_head(path: Path, head: str | Path) -> Head:
-    """Read a ledger's head, leaving both unchanged.
+    """Read a ledger's head, and check that both agree; neither is changed.
 
     Raises
     ------
@@ -282,12 +282,12 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
 
 
 def begins_with(ledger: Ledger) -> str:
-    """Return the checksum with which the first line of a lifetime ledger begins its chain."""
+    """Return the checksum of a lifetime ledger's first line, with which its chain begins."""
     return Ledger("", ledger.party, ledger.head).checksum
 
 
 def locked_ledger(path: Path) -> LockedFile:
-    """Return the file of an existing ledger, to be locked."""
+    """Return the file of an existing ledger as a lock; refuse if there is none."""
     if not path.exists():
         call = f"begin_ledger({str(path.parent)!r}, {path.stem!r}, by=..., head=...)"
         fix = f"begin it, once: fedveil.engines.lifetime.{call}"
@@ -298,7 +298,7 @@ def locked_ledger(path: Path) -> LockedFile:
 
 
 def parsed(path: Path, content: bytes, run: str) -> tuple[Ledger, list[str], int]:
-    """Read a lifetime ledger from bytes, like `read_ledger`, opened for a run."""
+    """Parse a lifetime ledger from bytes, for a run; results are those of `read_ledger`."""
     line, end, rest = content.partition(b"\n")
     first = _first_line(path, line + end)
     lines, torn = whole_lines(rest, path.stem)
@@ -306,7 +306,7 @@ def parsed(path: Path, content: bytes, run: str) -> tuple[Ledger, list[str], int
 
 
 def _first_line(path: Path, line: bytes) -> str:
-    """Return the first line of a data set's ledger, without its end.
+    """Return the first line of a data set's ledger, without the line break.
 
     Raises
     ------
@@ -323,7 +323,7 @@ def _first_line(path: Path, line: bytes) -> str:
 
 
 def id_of(first: str) -> str:
-    """Return the id of a ledger: a digest of its first line."""
+    """Return the id of a ledger: SHA-256 of its first line."""
     return hashlib.sha256(first.encode()).hexdigest()
 
 
@@ -336,7 +336,7 @@ def path_of(folder: str | Path, dataset: str | int) -> Path:
 
 
 def require_head(head: str | Path | None, where: str) -> Path:
-    """Return the folder of a ledger's head; refuse a missing one, and tell by `where` where to name it."""
+    """Return the folder of a ledger's head; refuse a missing one. `where` is the text that says where to name it."""
     if head is None:
         accepted = f"name the folder of the ledger's head, without which an older copy would pass for it: {where}"
         raise FieldError("head", None, accepted)
@@ -344,7 +344,7 @@ def require_head(head: str | Path | None, where: str) -> Path:
 
 
 def second_place(given: str | Path | None, path: Path, where: str) -> SecondPlace:
-    """Return the second place of a ledger; refuse a missing one, or the ledger's own folder."""
+    """Return the second place of a ledger; refuse none, or the ledger's own folder."""
     head = require_head(given, where)
     if head.resolve() in (path.parent.resolve(), path.resolve().parent):
         raise FieldError(

@@ -1,4 +1,4 @@
-"""Several federations in parallel: in each round, all their clients are trained by one call of the trainer.
+"""Several federations trained together: in each round, all their clients are trained by one call of the trainer.
 
 Every federation keeps its own parties, ledgers, noise and seeds. Its result has the same bits as alone, if the
 trainer's result for a client does not depend on other clients.
@@ -13,7 +13,7 @@ from fedveil.learning.learner import Task
 
 
 class Lockstep:
-    """Driver of several federations, round by round.
+    """Run several federations round by round, with their clients trained together.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Lockstep:
     Raises
     ------
     FieldError
-        If the learners differ, as clients could then not be trained together.
+        If the learners differ: their clients cannot be trained together.
     """
 
     def __init__(self, federations: Sequence[Federation]) -> None:
@@ -42,7 +42,7 @@ class Lockstep:
         self.stopped: dict[int, str] = {}
 
     def rounds(self, rounds: int) -> Iterator[dict[int, RoundRecord]]:
-        """Do one round of every federation after another, up to `rounds` in total; yield the records of each round."""
+        """Yield the records of each round, by position of the federation, up to `rounds` in total."""
         rounds = require_rounds("rounds", rounds)
         while True:
             going = self._going(rounds)
@@ -57,7 +57,7 @@ class Lockstep:
             yield played
 
     def _going(self, rounds: int) -> list[int]:
-        """Return the federations that continue, and record why others do not."""
+        """Return the federations that continue; record why the others ended."""
         going = []
         for i, federation in enumerate(self.federations):
             if federation.stopped:

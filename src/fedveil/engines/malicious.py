@@ -1,4 +1,4 @@
-"""Malicious clients: a behaviour wraps a client, whose training and protection stay unchanged.
+"""Malicious clients in experiments: a behaviour changes a client's data or the model that it sends.
 
 A behaviour belongs to a partition: ``Federation(..., behaviours={3: LabelFlip(...)})``. In each round it gets its
 client's data before training, and its `Turn` after training. The client's method still protects its answer, as on a
@@ -46,12 +46,12 @@ class Turn:
     trained : Tensor
         [d], model that the client trained on the data of its behaviour.
     fellows : tuple of int
-        Partitions of all malicious clients in this round's cohort, itself included.
+        Partitions of all malicious clients in this round's cohort, with its own.
     honest : Tensor
         [h, d], updates (model - start) of the round's honest clients before any protection, ascending by partition.
         Empty [0, d] unless the behaviour is `omniscient`.
     released : Tensor
-        [h, d], same updates after protection, as the server receives them. Empty [0, d] unless `omniscient`.
+        [h, d], the same updates after protection, as the server receives them. Empty [0, d] unless `omniscient`.
 
     Examples
     --------
@@ -72,12 +72,12 @@ class Turn:
 
     @property
     def start(self) -> Tensor:
-        """Model [d] from which training began."""
+        """Model [d] with which the client's training began."""
         return self.broadcast.models[self.chosen]
 
     @property
     def update(self) -> Tensor:
-        """Change by training, [d]."""
+        """Change of the model by training, [d]."""
         return self.trained - self.start
 
 
@@ -111,11 +111,11 @@ class Behaviour(Parameters):
             object.__setattr__(self, "bypass", bypass)  # subclasses may be frozen
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """Return data that replace the client's own in a round (from 1); called in every round in which it takes part."""
+        """Return the data on which the client trains in a round (from 1), in place of its own. Called in each of its rounds."""
         return data
 
     def model(self, turn: Turn) -> Tensor | None:
-        """Return a model [d] to send in place of the trained one; None to send the trained one."""
+        """Return the model [d] that the client sends in place of the trained one; None to send the trained one."""
         return None
 
 
@@ -127,7 +127,7 @@ def crafted(
     fellows: Sequence[int] = (),
     others: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return the model [d] that a malicious client sends after its training.
+    """Call a malicious client's behaviour after its training, and return the model [d] that it sends.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def crafted(
 def honest_updates(
     broadcast: Broadcast, learned: Mapping[int, Learned], sent: Mapping[int, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return ``(Turn.honest, Turn.released)`` of the honest clients that sent a model."""
+    """Return ``(Turn.honest, Turn.released)``: updates of the honest clients that sent a model, before and after protection."""
     trained, released = [], []
     for partition in sorted(sent):
         if partition in learned:
@@ -172,7 +172,7 @@ def honest_updates(
 
 
 class MaliciousCohort(Cohort):
-    """Cohort with malicious clients, who act after the honest ones have answered.
+    """Cohort with malicious clients; they act after the honest ones have answered.
 
     Parameters
     ----------
@@ -243,12 +243,12 @@ class MaliciousCohort(Cohort):
                 self.reply(partition, outcome, asked.broadcast, answers)
 
     def _own_seal(self, partition: int, broadcast: Broadcast) -> str:
-        """Make up a seal that no ledger line has."""
+        """Make up a seal that belongs to no ledger line."""
         made = f"bypass {self.parties.seed} {broadcast.public.round} {partition}"
         return hashlib.sha256(made.encode()).hexdigest()
 
     def _bypass(self, partition: int, outcome: Learned | Exception, answers: Collected) -> None:
-        """Send the trained model unprotected; under local trust a server expects only a model from a client."""
+        """Send the trained model unprotected; under local trust without the count and metrics, which no server expects."""
         if isinstance(outcome, Exception):
             answers.failed[partition] = f"{type(outcome).__name__}: {outcome}"
         else:
@@ -276,9 +276,9 @@ def _honest_updates(
 
 
 class Collusion:
-    """Knowledge of a round's malicious clients about each other and the honest ones, if one process plays all.
+    """Knowledge that a round's malicious clients share, about each other and the honest ones, in a simulation.
 
-    The honest clients have to be asked first.
+    The honest clients have to answer first.
     """
 
     def __init__(self) -> None:
@@ -293,7 +293,7 @@ class Collusion:
         fellows: Sequence[int],
         sent: Callable[[int], Tensor | None],
     ) -> None:
-        """Begin a round; `sent` returns the model [d] that an honest client sent in it."""
+        """Begin a round; `sent` is a function that returns the model [d] sent by an honest client, or None."""
         self._broadcast, self._fellows, self._sent = broadcast, tuple(fellows), sent
         self._learned.clear()
 
@@ -302,7 +302,7 @@ class Collusion:
         self._learned[partition] = learned
 
     def fellows_of(self, partition: int) -> tuple[int, ...]:
-        """Return the malicious clients that are asked in this round, with this one."""
+        """Return the malicious clients asked in this round, with this one."""
         return self._fellows or (partition,)
 
     def seen(self) -> tuple[Tensor, Tensor] | None:
@@ -320,7 +320,10 @@ class Collusion:
 def behaving(
     train: Train, behaviours: Mapping[int, Behaviour], collusion: Collusion | None = None
 ) -> Train:
-    """Wrap the training of single clients, some of them malicious; without a collusion each knows only itself."""
+    """Wrap the function that trains single clients, so that malicious clients follow their behaviours.
+
+    Without a collusion each malicious client knows only itself.
+    """
     known = Collusion() if collusion is None else collusion
 
     def trained(

@@ -1,4 +1,4 @@
-"""Memory of this machine: a cohort whose models do not fit is refused with both sizes, before any client trains."""
+"""Check of this machine's memory: a cohort whose models do not fit is refused before any client trains."""
 
 import os
 import sys
@@ -16,24 +16,24 @@ _VECTORS = 12  # models of room for sums in float64, noise and an optimiser's st
 
 
 def require_room(clients: int, models: Tensor, server: ServerSide, copies: int = 1) -> None:
-    """Refuse a cohort whose answers do not fit into memory together with what combining them takes.
+    """Refuse a cohort if its answers, and what combining them takes, do not fit into memory together.
 
     Parameters
     ----------
     clients : int
         Number of answers that are held at once.
     models : Tensor
-        [k, d], of the broadcast. An answer is like one of them; under a secure sum it is int64 [d].
+        [k, d], models of the broadcast. An answer is as large as one of them; under a secure sum it is int64 [d].
     server : ServerSide
         Server side of the method.
     copies : int
-        How often each answer is held: 2 where it is held as a message and as a model.
+        Number of copies of each answer: 2 if it is held as a message and as a model.
 
     Raises
     ------
     FieldError
-        If they do not fit; the text gives the needed and the free bytes. If the system does not report free bytes,
-        nothing is refused.
+        If the answers do not fit; the text gives the needed and the free bytes. If the system does not report free
+        bytes, nothing is refused.
     """
     parameters = models.shape[-1]
     itemsize = _SHARE if isinstance(server, SecureSum) else models.element_size()
@@ -56,7 +56,7 @@ def require_room(clients: int, models: Tensor, server: ServerSide, copies: int =
 
 
 def available() -> int | None:
-    """Return the bytes that this process may still take, by the machine, its control group and its own limit."""
+    """Return the bytes that this process can still use, by the machine, its control group and its own limit; None: unknown."""
     known = [_of_machine(), _of_group(), _of_process()]
     told = [size for size in known if size is not None]
     return min(told, default=None)
@@ -71,7 +71,7 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    """Return the bytes left in the control group of a container."""
+    """Return the free bytes in the container's control group; None if it has no limit."""
     most, used = _lines(_GROUP / "memory.max"), _lines(_GROUP / "memory.current")
     if not most or not used or not most[0].isdecimal():
         return None
@@ -79,7 +79,7 @@ def _of_group() -> int | None:
 
 
 def _of_process() -> int | None:
-    """Return the bytes left in the address space to which this process is limited."""
+    """Return the free bytes in this process's limited address space; None if it has no limit."""
     if sys.platform == "win32":
         return None
     import resource

@@ -1,4 +1,4 @@
-"""Plain values in every framework's messages: public facts, metrics, and the mark of a protected reply."""
+"""Plain values in the messages of every framework: public facts, metrics, and the mark of a protected reply."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -22,16 +22,16 @@ MOST_METRICS = 64
 
 
 class UnprotectedError(FedVeilError):
-    """Error: a client answered without its privacy layer, so nothing of its reply may be used."""
+    """Error for a reply without the privacy layer's mark; nothing of the reply may be used."""
 
 
 def require_shared(layout: Layout, shapes: Mapping[str, Iterable[int]]) -> None:
-    """Refuse an array that the layout neither shares nor keeps on the client.
+    """Refuse arrays that are not declared by the layout as shared, frozen or kept on the client.
 
     Raises
     ------
     FieldError
-        For such an array; the text names the first one.
+        For the first such array; the text names it.
     """
     for name, shape in shapes.items():
         if name not in layout.shapes and name not in layout.kept and name not in layout.constants:
@@ -57,7 +57,7 @@ def public_values(broadcast: Broadcast) -> dict[str, Any]:
 
 
 def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, int]:
-    """Return the public facts and the number of hypotheses.
+    """Read the public facts of a broadcast and its number of hypotheses from plain values.
 
     Raises
     ------
@@ -82,12 +82,12 @@ def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, 
 
 
 def tensor_of(name: str, array: Any) -> Tensor:
-    """Return an array of a message as a tensor, in the machine's own byte order.
+    """Convert an array of a message to a tensor, in the machine's own byte order.
 
     Raises
     ------
     FieldError
-        If it does not hold numbers of a type that PyTorch knows.
+        If its numbers are of a type that PyTorch does not have.
     """
     if isinstance(array, Tensor):
         return array
@@ -99,7 +99,7 @@ def tensor_of(name: str, array: Any) -> Tensor:
 
 
 def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
-    """Return the known releases other than the model: the count (if `counted`), IFCA's index, scalar metrics."""
+    """Read the known releases of a reply besides the model: the count (if `counted`), IFCA's index, and scalar metrics."""
     released: list[Release] = []
     if counted and isinstance(metrics.get(COUNT), int | float):
         released.append(Release("count", _scalar(metrics[COUNT])))
@@ -117,7 +117,7 @@ def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
 
 
 def metric_values(releases: Releases) -> dict[str, Any]:
-    """Return the values of a reply other than the model: metrics, and a count (1 if none may leave)."""
+    """Convert the releases of a reply besides the model to plain values: metrics, and a count (1 if none may leave)."""
     count = count_of(releases)
     if count is None:
         count = 1.0
@@ -131,12 +131,12 @@ def metric_values(releases: Releases) -> dict[str, Any]:
 
 
 def mark_of(client: ClientSide, counted: bool) -> dict[str, Any]:
-    """Return the mark that the privacy layer ran, with its method."""
+    """Make the mark of a protected reply: the method's client side and trust, and whether a count was released."""
     return {"side": type(client).__name__, "trust": client.trust, "counted": counted}
 
 
 def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
-    """Whether the count of a marked reply was released.
+    """Check that a reply's mark names the server's method; return whether the reply's count was released.
 
     Raises
     ------
@@ -154,13 +154,13 @@ def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
 
 
 def seals_of(mark: Mapping[str, Any], partition: int) -> dict[int, str]:
-    """Return the seal of a marked reply, by its partition; empty without one."""
+    """Read the seal of a marked reply, as a dict with its partition; empty without a seal."""
     sealed = mark.get(SEAL)
     return {partition: sealed} if isinstance(sealed, str) else {}
 
 
 def whole(record: str, key: str, values: Mapping[str, Any]) -> int:
-    """Read a whole number from a record."""
+    """Read an integer from a record; refuse any other value."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
         raise FieldError(f"{record}: {key}", value, "must be a whole number")
@@ -168,7 +168,7 @@ def whole(record: str, key: str, values: Mapping[str, Any]) -> int:
 
 
 def _scalar(value: int | float) -> Tensor:
-    """Return a number as a tensor; a whole number too large for float64 becomes infinite, which no average accepts."""
+    """Convert a number to a float64 tensor; an integer too large for it becomes infinity, which no average accepts."""
     try:
         return torch.tensor(float(value), dtype=torch.float64)
     except OverflowError:

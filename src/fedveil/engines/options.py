@@ -1,4 +1,4 @@
-"""Grouped arguments of a federation: shared values, budgets, evaluation, execution."""
+"""Groups of arguments of `Federation`: shared values, budgets, evaluation, execution."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +32,9 @@ class Shared(Parameters):
     initial : Tensor, optional
         [k, d], first hypotheses. Default: the model's own parameters.
     buffers : {"refuse", "keep"}
-        Treatment of batch-norm statistics and counters, which are never shared. "refuse": such a model is refused
+        Treatment of batch-norm statistics and counters, which are never shared. "refuse": a model with them is refused
         (`fedveil.learning.mend` repairs it). "keep": each client keeps its own from round to round, in
-        ``clients[i].buffers``. Each client is then measured with its own; before its first training it has the model's.
+        ``clients[i].buffers``, and is measured with them. Before its first training it has the model's.
     public_data : ClientData or tuple, optional
         Public examples, on which FedRE's server scores models and FLTrust's server trains.
     region : tuple of int or Tensor, optional
@@ -57,17 +57,17 @@ class Shared(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets(Parameters):
-    """Budgets of the parties.
+    """Privacy budgets of the server and the clients, and the clients' policy.
 
     Parameters
     ----------
     server : SpendFilter, optional
         Budget of the server; the run ends before it is exceeded.
     clients : callable, optional
-        ``partition -> SpendFilter``, a fresh filter for each client; validation clients are numbered after those that
-        train.
+        Function ``partition -> SpendFilter``, which makes a fresh filter for each client. Validation clients are
+        numbered after those that train.
     policy : Policy or path, optional
-        Policy of all clients' owners (validation clients included), or its TOML file.
+        Policy of all clients' owners (of validation clients, too), or its TOML file.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class Evaluation(Parameters):
     publishing : Publishing, optional
         Publication of the aggregated metrics to clients after each round. Default: none.
     stopping : EarlyStopping, optional
-        Early stopping: the run ends when the loss of clients that never train no longer falls. Not under Flower.
+        Early stopping by the loss of clients that never train. Not under Flower.
 
     Examples
     --------
@@ -139,7 +139,7 @@ class PerClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(Parameters):
-    """Execution of a federation: trainer, threads, and place of the ledgers.
+    """How a federation is computed: trainer, threads, keys, and place of the ledgers.
 
     Parameters
     ----------
@@ -153,16 +153,16 @@ class Execution(Parameters):
     run_id : str
         Name of the run in the ledgers.
     single_examples : bool
-        Whether a silo of record-level privacy may hold a single example, which makes attacks strongest.
+        Whether a silo may hold a single example at record level; this makes attacks strongest, for audits.
     tell : callable, optional
-        Receiver of warnings. Default: ``warnings.warn``.
+        Called with the text of each warning. Default: ``warnings.warn``.
     keys : sequence of SiteKey, optional
         Keys for secure sums, one for each client. Default: fresh keys with a secure source; otherwise keys from the
         seed, which anybody can compute.
     ledgers : callable, optional
-        ``party -> (Ledger, LineStore)``; by default ledgers are in memory.
+        Function ``party -> (Ledger, LineStore)``. Default: ledgers in memory.
     courier : callable, optional
-        ``Federation -> Courier``, which moves the messages. Default: none, as all clients are in this process.
+        Function ``Federation -> Courier`` that makes the carrier of messages. Default: clients in this process.
 
     Examples
     --------

@@ -28,19 +28,19 @@ class Parties:
     Parameters
     ----------
     data : list of ClientData
-        Data by partition; buffers that a client keeps are written into them.
+        Data by partition; they are updated with buffers that clients keep.
     method : Method
         Method of the federation.
     sides : mapping of int to ClientSide
         Client sides with their own parameters, by partition.
     layout : Layout
-        Layout of the model's vector.
+        Layout of the model.
     learner : Learner
         Learner of the clients.
     source : Source
         Randomness of the clients' noise.
     seed : int
-        Seed of the run; sites' keys follow from it if the source is reproducible and no keys are given.
+        Seed of the run. Sites' keys are derived from it if the source is reproducible and no keys are given.
     budgets : Budgets
         Budget of each client, and the owners' policy.
     execution : Execution
@@ -87,7 +87,7 @@ class Parties:
         return self._ledgers[party]
 
     def budget(self, partition: int) -> SpendFilter | None:
-        """Make a fresh filter of a client; validation clients are numbered after those that train."""
+        """Make a fresh filter for a client, or None; validation clients are numbered after those that train."""
         if self._budgets is not None:
             return self._budgets(partition)
         if self.method.noisy is None or partition >= len(self.data):
@@ -95,7 +95,7 @@ class Parties:
         return self.method.noisy.budget()
 
     def side(self, partition: int) -> ClientSide:
-        """Return a client's side of the method: its own parameters, or those of all."""
+        """Return a client's side of the method: with its own parameters if it has some, else the common one."""
         return self.sides.get(partition, self.method.client)
 
     def method_of(self, partition: int) -> Method:
@@ -132,14 +132,14 @@ class Parties:
     def require_sum(
         self, round_: int, cohort: Sequence[int], refused: Mapping[int, str], left: Sequence[int]
     ) -> None:
-        """Refuse to ask the remaining clients of a sum's cohort again if they are too few.
+        """Check that the remaining clients of a secure sum suffice to be asked again.
 
         Raises
         ------
         NoReplyError
-            If they are too few, with the reasons why others are missing.
+            If they are too few; the text gives the reasons why others are missing.
         BudgetError
-            If that is because clients have used up their budgets.
+            If they are too few because clients have used up their budgets.
         """
         if len(left) >= FEWEST:
             return
@@ -152,7 +152,7 @@ class Parties:
     def used_up(
         self, refused: Mapping[int, str], error: NoReplyError
     ) -> NoReplyError | BudgetError:
-        """Return `error`; or the end of the run, if a client that made releases before declines now."""
+        """Return `error`, or a BudgetError if a client that made releases before declines now: the run has then ended."""
         for partition, reason in refused.items():
             if self.party(partition).ledger.entries:
                 return BudgetError(
@@ -163,7 +163,7 @@ class Parties:
     def keep_buffers(
         self, partitions: Sequence[int], learned: Sequence[Learned | Exception]
     ) -> None:
-        """Save the buffers of clients that trained, in this order."""
+        """Save the buffers of clients after training; `learned` has the order of `partitions`."""
         for partition, outcome in zip(partitions, learned, strict=True):
             if isinstance(outcome, Learned) and outcome.trained.buffers:
                 self.data[partition] = replace(
@@ -173,12 +173,12 @@ class Parties:
     def evaluate(
         self, models: Tensor, metrics: Sequence[str]
     ) -> tuple[list[Figures], Figures | None]:
-        """Return the metrics of models [k, d] on held-out examples, by client (with its best hypothesis) and pooled.
+        """Compute metrics of models [k, d] on held-out examples, for each client (with its best hypothesis) and pooled.
 
         Raises
         ------
         Exception
-            Error of a client whose examples the model cannot take.
+            Error of a client if the model does not accept its examples.
         """
         holders = [client for client in self.data if client.held_out]
         if not holders:
@@ -206,7 +206,7 @@ class Parties:
         return states
 
     def resume(self, states: Mapping[int, Any]) -> None:
-        """Continue from these states, with new parties."""
+        """Continue from saved states of clients, by partition, with new parties."""
         self._states = dict(states)
         self._parties.clear()
 

@@ -1,6 +1,6 @@
-"""Party of a federation; the two kinds are in `fedveil.engines.client` and `fedveil.engines.server`.
+"""Common base of the parties of a federation; see `fedveil.engines.client` and `fedveil.engines.server`.
 
-Each holds state, filter and ledger. The order is: admit, draw, commit, return.
+Each party has a state, a filter (budget) and a ledger. For every release the order is: admit, draw, record, return.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +19,14 @@ COMBINE, PUBLISH, VALIDATE = "combine", "publish", "validate"
 
 
 def forget(line: str) -> None:
-    """Store nothing: the line store of a ledger in memory."""
+    """Do nothing with a ledger's line, for ledgers that stay in memory."""
 
 
 def lacking_rounds(ledger: Ledger, done: int = 0) -> tuple[int, ...]:
     """List the rounds that a server's ledger lacks, up to `done` or to its own last round; ascending.
 
     A server combines every round. So a ledger that lacks a round begins in the middle of a run, and its total is too
-    small. This does not apply to a client's ledger, which lacks rounds in which the client was not asked.
+    small. A client's ledger may lack rounds, because a client is not asked in each.
     """
     held = {entry.key[0] for entry in ledger.entries if entry.key[1] == COMBINE}
     last = max(done, *held, 0)
@@ -34,9 +34,9 @@ def lacking_rounds(ledger: Ledger, done: int = 0) -> tuple[int, ...]:
 
 
 def begun_midway(ledger: Ledger) -> str:
-    """Return the condition on the total of a server's ledger that lacks rounds; empty if it lacks none.
+    """Return the condition that a total gets if its server's ledger lacks rounds; empty if it lacks none.
 
-    Ledgers of older Flower servers that continued with ``done=`` may lack rounds, see SECURITY.md.
+    Ledgers of older Flower servers may lack rounds after a continuation with ``done=``, see SECURITY.md.
     """
     lacking = lacking_rounds(ledger)
     if not lacking:
@@ -48,12 +48,12 @@ def begun_midway(ledger: Ledger) -> str:
 
 
 def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
-    """Refuse to continue without the budget that a ledger declares, as its stated total relies on that budget.
+    """Refuse to continue without a ledger's declared budget, as its stated total relies on that budget.
 
     Raises
     ------
     FieldError
-        For a missing or larger budget, one that counts something else, or a value that is not a budget.
+        For a missing or larger budget, one for another unit or measure, or a value that is no budget.
     """
     if budget is not None:
         require_a(
@@ -78,12 +78,12 @@ def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
 
 
 def listed_as(method: Method, policy: Policy) -> str:
-    """Return the name by which a policy judges a method: its own if that is listed, else its registered name."""
+    """Return the name by which a policy judges a method: its own name if the policy lists it, else its registered name."""
     return method.name if method.name in (policy.methods or ()) else registered_as(method)
 
 
 class Party:
-    """Ledger, filter and source of a client or the server, and the policy of a client's owner."""
+    """Base of client and server: ledger, filter and source of noise, with the policy of a client's owner."""
 
     policy: Policy | None = None
 
@@ -104,11 +104,11 @@ class Party:
                 self._overspent |= not budget.admit_spend(entry.spend)
 
     def _charge(self, spend: Spend) -> bool:
-        """Charge the filter, if there is one; return False if the budget does not allow the spend."""
+        """Charge the filter for a spend if there is a filter; return False if the budget does not allow it."""
         return self.budget is None or (not self._overspent and self.budget.admit_spend(spend))
 
     def _forbidden(self, method: Method, spend: Spend) -> str:
-        """Return the reason why the owner's policy allows no such release, or ""."""
+        """Return the reason why the owner's policy forbids this release; "" if it does not."""
         if self.policy is None:
             return ""
         past = [entry.spend for entry in self.ledger.all_entries]
@@ -134,10 +134,10 @@ class Party:
         once: bool = False,
         receipt: Callable[[str], Mapping[str, Any]] | None = None,
     ) -> Releases:
-        """Draw a release, commit it with its receipt, and only then return it.
+        """Draw a release, record it in the ledger with its receipt, and only then return it.
 
-        A release that was committed under this key is returned again if the draw gives the same bits. Otherwise it is
-        drawn as the next attempt, charged and committed again; with `once` it is refused.
+        If this round's release is already in the ledger, it is drawn again. If the draw has the same bits, it is
+        returned. Otherwise it is the next attempt and is charged and recorded again; with `once` it is refused.
         """
         self._require_written()
         known = self.ledger.find((round_, purpose))

@@ -1,4 +1,4 @@
-"""Receipts in a round: the server's statement about the round before, and the checks of a site.
+"""Receipts in a round: the server's statement about the previous round, and a site's checks of it.
 
 A site decides by the broadcast and its own ledger, which hold only released values. So a refusal reveals nothing about
 its data.
@@ -18,7 +18,7 @@ TWICE = "the reply is another client's, to the last bit of its seal"
 
 
 def has_receipts(method: Method, broadcast: Broadcast) -> bool:
-    """Whether a round has receipts: each share has enough noise, provably, against the server itself."""
+    """Whether a round has receipts: only if each share alone has a proven promise against the server."""
     if method.client.trust not in TRUSTS:
         return False
     quoted = method.client.quote(broadcast, method.client.init())
@@ -26,7 +26,7 @@ def has_receipts(method: Method, broadcast: Broadcast) -> bool:
 
 
 def receipt_before(ledger: Ledger, round_: int, run: str) -> Receipt:
-    """Return the receipt of the round before from the server's ledger; the run's first receipt if there is none."""
+    """Return the previous round's receipt from the server's ledger, or a run's first receipt if there is none."""
     known = ledger.find((round_ - 1, COMBINE))
     if known is None or not known.receipt:
         return Receipt(run=run, round=round_ - 1, asked=0)
@@ -36,7 +36,7 @@ def receipt_before(ledger: Ledger, round_: int, run: str) -> Receipt:
 def leaves_of(
     broadcast: Broadcast, replies: Mapping[int, Releases], seals: Mapping[int, str]
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the leaf of each reply.
+    """Compute the leaf of each reply for the round's receipt.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def leaves_of(
     Returns
     -------
     tuple of dict
-        Leaves by partition, and the reasons of replies without a valid leaf.
+        Leaves by partition, and the reasons why other replies have no valid leaf.
     """
     asked = question(broadcast.facts, broadcast.opened)
     leaves: dict[int, str] = {}
@@ -71,7 +71,7 @@ def leaves_of(
 def receipt_of(
     broadcast: Broadcast, leaves: Sequence[str], asked: int, model: str, before: Receipt
 ) -> Receipt:
-    """Return the receipt of a round whose released models have this digest."""
+    """Make the receipt of a round; `model` is the digest of its released models."""
     return Receipt(
         run=before.run,
         round=broadcast.public.round,
@@ -96,7 +96,7 @@ def require_receipt(
     entries : sequence of Entry
         Ledger lines of the site in this run.
     required : bool
-        Whether the site's policy declines a round after one of its shares was left out, for whatever reason.
+        Whether the site's policy declines a round after one of its shares was left out for any reason.
 
     Returns
     -------
@@ -141,9 +141,9 @@ def require_receipt(
 
 
 def _left_out(receipt: Receipt, mine: Sequence[ShareReceipt], again: bool) -> str:
-    """Return a text if no share of the site was accepted; refuse an impossible receipt.
+    """Return a text if the receipt contains no share of the site, else ""; refuse an impossible receipt.
 
-    `again` tells whether one round may ask several questions, as in a secure sum.
+    `again` says whether one round may ask several questions, as in a secure sum.
     """
     for held in mine:
         if held.seen != receipt.previous:
@@ -166,14 +166,14 @@ def _left_out(receipt: Receipt, mine: Sequence[ShareReceipt], again: bool) -> st
 
 
 def _wrong(round_: int | None, why: str) -> FieldError:
-    """Return the refusal of a receipt, naming its round."""
+    """Return the error for an invalid receipt, with its round."""
     return FieldError("receipt", None if round_ is None else f"round {round_}", why)
 
 
 def paid(
     broadcast: Broadcast, receipt: Receipt, entry: Entry, releases: Releases, salt: bytes
 ) -> dict[str, str]:
-    """Return the receipt's values for a site's ledger line, before anything leaves.
+    """Make the receipt's values for a site's ledger line, before anything is sent.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def paid(
 
 
 def seal_of(entry: Entry | None) -> str:
-    """Return the seal that is sent with the release of a line; empty without a receipt."""
+    """Return the seal to send with the release of a ledger line; empty without a receipt."""
     if entry is None:
         return ""
     held = ShareReceipt.of(entry)

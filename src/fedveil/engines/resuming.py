@@ -1,4 +1,4 @@
-"""Checks of ledgers before a run continues: a missing round would be free, and a budget would start over."""
+"""Checks of ledgers before a run continues, because a missing round would be free, and a budget would start over."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -13,12 +13,12 @@ Asked = Mapping[int, Sequence[int]]  # rounds in which each client was asked, by
 
 
 def require_lines(books: Mapping[str, Ledger], lines: Mapping[str, int]) -> None:
-    """Refuse ledgers that have fewer lines than a checkpoint counted.
+    """Refuse ledgers with fewer lines than a checkpoint counted.
 
     Raises
     ------
     FieldError
-        For such a ledger; the text names the first party.
+        For the first such ledger; the text names its party.
     """
     for party, count in lines.items():
         if party not in books or books[party].lines < count:
@@ -27,12 +27,12 @@ def require_lines(books: Mapping[str, Ledger], lines: Mapping[str, int]) -> None
 
 
 def require_validated(books: Sequence[Ledger], last: int) -> None:
-    """Refuse ledgers without the validation loss of a round.
+    """Refuse ledgers of which none has the validation loss of a round.
 
     Raises
     ------
     FieldError
-        For such a ledger; the text names the round.
+        If none has it; the text names the round.
     """
     if not any(book.find((last, VALIDATE)) for book in books):
         raise FieldError(
@@ -43,7 +43,7 @@ def require_validated(books: Sequence[Ledger], last: int) -> None:
 def asked_until(
     last: int, cohort: Callable[[int], Sequence[int]], records: Callable[[int], bool]
 ) -> Asked:
-    """Return for each client whose ledger records it the rounds in which it was asked, up to the last one."""
+    """List the rounds up to the last one in which each client was asked; `records` says which clients' ledgers count."""
     asked: dict[int, list[int]] = {}
     for number in range(1, last + 1):
         for partition in cohort(number):
@@ -53,7 +53,7 @@ def asked_until(
 
 
 def require_books(parties: Parties, asked: Asked) -> None:
-    """Refuse ledgers that lack rounds in which clients were asked, unless budget or policy made them decline.
+    """Refuse ledgers that lack rounds in which a client was asked, unless its budget or policy made it decline.
 
     The cost of a round is read from the ledger of another client of the round. If a cost depends on a client's own
     releases, only a ledger without any round is noticed.
@@ -61,7 +61,7 @@ def require_books(parties: Parties, asked: Asked) -> None:
     Raises
     ------
     FieldError
-        For such a ledger; the text names the client and the round.
+        For the first such ledger; the text names the client and the round.
     """
     counted = {
         partition: rounds for partition, rounds in asked.items() if _counts(parties, partition)
@@ -85,7 +85,7 @@ def require_books(parties: Parties, asked: Asked) -> None:
 
 
 def _counts(parties: Parties, partition: int) -> bool:
-    """Whether a client's ledger has its rounds; under central trust only if a budget or policy counts them."""
+    """Whether a client's ledger records its rounds; under central trust only if a budget or policy counts them."""
     if type(parties.method.client) is not TrustedServer or parties.policy is not None:
         return True
     return parties.budget(partition) is not None
@@ -101,7 +101,7 @@ def _rounds_of(ledger: Ledger) -> set[int]:
 
 
 def _costs(parties: Parties, asked: Asked) -> dict[tuple[int, int], Spend]:
-    """Read from the ledgers the cost of a round for a client, by the identity of its side of the method."""
+    """Read from the ledgers what each round cost, by round and client side of the method (its identity)."""
     paid: dict[tuple[int, int], Spend] = {}
     for partition in asked:
         for entry in _ledger(parties, partition).entries:
@@ -110,7 +110,7 @@ def _costs(parties: Parties, asked: Asked) -> dict[tuple[int, int], Spend]:
 
 
 def _declines(parties: Parties, partition: int, spend: Spend) -> bool:
-    """Whether a client's budget or policy does not allow this spend in addition to its ledger."""
+    """Whether a client's budget or policy forbids this spend in addition to its ledger."""
     past = [entry.spend for entry in _ledger(parties, partition).entries]
     budget = deepcopy(parties.budget(partition))
     if budget is not None:

@@ -1,4 +1,4 @@
-"""Loop of a round, the same under every engine; the courier of messages is an argument.
+"""Loop over rounds, the same under every engine; an engine gives it a courier that carries the messages.
 
 The server opens a round, a `Courier` carries it to a cohort, and the server combines the answers. The embedded engine's
 courier is `fedveil.engines.embedded.Cohort`, Flower's `fedveil.engines.flower.roster.Nodes`, NVIDIA FLARE's
@@ -17,15 +17,15 @@ from fedveil.secure import PublicKey
 
 
 class Courier(Protocol):
-    """Courier of a round: carries a broadcast to clients, and returns their answers."""
+    """Interface of couriers: they carry a broadcast to clients, and return their answers."""
 
     def reach(self, number: int, cohort: Sequence[int]) -> Mapping[int, PublicKey | None]:
-        """Return the members of a cohort that can be asked in a round, with sites' keys for secure sums.
+        """Return the reachable members of a cohort, each with its public key for a secure sum (else None).
 
         Raises
         ------
         NoReplyError, BudgetError
-            If there are too few for a sum.
+            If there are too few for a secure sum.
         """
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class Courier(Protocol):
         """Return the answers of the clients that were asked last."""
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """Return the clients to ask again because a secure sum lacks a client; none if the answers are complete.
+        """Return the clients to ask again if a secure sum is incomplete; empty if it is complete.
 
         Raises
         ------
@@ -45,7 +45,7 @@ class Courier(Protocol):
 
 
 class RoundServer(Protocol):
-    """Server of rounds: an `ObservedServer`, or `Serving`, which also keeps the records of a deployed run."""
+    """Interface of the server of a round: `ObservedServer` in one process, `Serving` in a deployed run."""
 
     def open(
         self,
@@ -56,20 +56,20 @@ class RoundServer(Protocol):
         roster: Sequence[PublicKey] = (),
         attempt: int = 0,
     ) -> Broadcast:
-        """Open a round."""
+        """Open a round and return its broadcast."""
 
     def require_unsummed(self, round_: int) -> None:
-        """Refuse a round whose sum must not be made again."""
+        """Refuse a round whose trusted sum was already released."""
 
     def asked(self, answers: Collected) -> None:
         """Record the answers to a question, even if the round then fails."""
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
-        """Combine; return the next models [k, d] and the log of the round."""
+        """Combine the answers; return the next models [k, d] and the log of the round."""
 
 
 class RoundLoop:
-    """Loop over rounds: `begin` asks a cohort; `end` collects, asks again if a sum is incomplete, and combines.
+    """Loop over rounds. `begin` asks a cohort; `end` collects its answers and combines them.
 
     Parameters
     ----------
@@ -91,12 +91,18 @@ class RoundLoop:
     def begin(
         self, models: Tensor, number: int, rounds: int, size: int, cohort: Sequence[int]
     ) -> None:
-        """Open a round with a cohort of the planned size, and ask the cohort."""
+        """Open a round and ask its cohort; `size` is the planned size of the cohort."""
         self._server.require_unsummed(number)
         self._ask(models, number, rounds, size, cohort, 0)
 
     def end(self) -> tuple[Collected, Tensor, Round]:
-        """Collect and combine; return the answers, the next models [k, d] and the log of the round."""
+        """Collect the answers (again if a secure sum is incomplete), and combine them.
+
+        Returns
+        -------
+        tuple
+            Answers, next models [k, d], and log of the round.
+        """
         assert self.broadcast is not None  # a round was begun
         answers = self._collected()
         anew = self._courier.again(answers)

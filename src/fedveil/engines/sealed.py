@@ -1,4 +1,4 @@
-"""File of tensors and plain values, with a checksum over both."""
+"""File format for tensors and plain values, with a checksum over both."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ PLAIN = "fedveil"  # only entry of the metadata: the checksum, a space, the valu
 
 
 def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
-    """Return the content of a file with tensors and plain values.
+    """Write tensors and plain values to bytes, the content of a file.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and plain values of a file.
+    """Read the tensors and plain values of a file, after checking the checksum.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Probes: an experimenter's measurements of each finished round.
 
-``Evaluation(probes=[MyProbe()])`` shows each finished round to its probes. Their figures are in the round's record,
-``RoundRecord.figures``. A probe is the experimenter's instrument and may see everything. So its figures are no
-releases, and no party may act on them.
+``Evaluation(probes=[MyProbe()])`` calls the probes after each round. Their figures are in the round's record,
+``RoundRecord.figures``. A probe is the experimenter's instrument and may see everything, private values too. So its
+figures are not protected, and no party may act on them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ from fedveil.methods import Broadcast, Releases
 
 
 class Watched(Protocol):
-    """Parts of a federation that a probe can use, under every engine."""
+    """Interface of a federation for probes, the same under every engine."""
 
     @property
     def clients(self) -> Sequence[ClientData]:
@@ -38,7 +38,7 @@ class Watched(Protocol):
 
     @property
     def server(self) -> ServerParty:
-        """Server, with its state and its public tutor."""
+        """Server, with its state and its training on public data."""
 
     @property
     def source(self) -> Source:
@@ -47,7 +47,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Finished round, as a probe sees it.
+    """Finished round, as the argument of a probe.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Seen:
     broadcast : Broadcast
         Broadcast of the round: the hypotheses [k, d] and the public facts.
     received : mapping of int to Releases
-        Releases that arrived at the server, by partition, after protection; unusable ones included.
+        Protected releases that arrived at the server, by partition; also unusable ones.
     models : Tensor
         [k, d], models of the next broadcast.
     record : RoundRecord
@@ -81,14 +81,14 @@ class Seen:
 
 
 class Probe(Protocol):
-    """Probe that measures a round. It may keep tensors for an attack, but only as long as the process lives.
+    """Interface of probes: a probe measures each round, and may keep tensors for an attack in memory.
 
     Attributes
     ----------
     name : str
-        Complete name of the measurement, part of a cell's key: two probes of one name measure the same.
+        Complete name of the measurement. Two probes with the same name count as the same measurement in a grid of runs.
     figures : collection of str
-        Names of the figures that it returns in every round; empty for a probe that only keeps tensors.
+        Names of the returned figures, the same in every round; empty for a probe that only keeps tensors.
 
     Examples
     --------
@@ -113,11 +113,11 @@ class Probe(Protocol):
         """Names of the returned figures."""
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Return the figures of a round."""
+        """Measure a round, and return the figures by name."""
 
 
 def probed(probes: Sequence[Probe], seen: Seen) -> RoundRecord:
-    """Return the round's record with the figures of all probes.
+    """Call all probes, and return the round's record with their figures.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Server of a federation, the same under every engine."""
+"""Server side of a federation: open a round, combine the replies, record the cost. Used by all engines."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ PUBLIC_SCORES = "public_layer_scores"
 
 @dataclass(frozen=True)
 class Round:
-    """Outcome of a round, for the log.
+    """Log of a round: which replies were used, and what it cost.
 
     Attributes
     ----------
@@ -65,9 +65,9 @@ class Round:
     used : tuple of int
         Partitions whose replies were combined.
     failed, invalid, refused : dict of int to str
-        Reasons, by partition: of clients that raised, of unusable replies, and of clients that declined.
+        Reasons, by partition: of clients that failed, of unusable replies, and of clients that declined.
     report : mapping of str to float
-        Figures of the server (sigma, distance, ...).
+        Figures of the server by name (sigma, distance, ...).
     spend : Spend
         Cost of the server.
 
@@ -89,7 +89,7 @@ class Round:
 
 
 class ServerParty(Party):
-    """Server of a federation.
+    """Server of a federation, with its method, ledger and budget.
 
     Parameters
     ----------
@@ -102,9 +102,9 @@ class ServerParty(Party):
     source : Source, optional
         Randomness of the noise. Default: secure.
     scorer : callable, optional
-        Function that computes public layer scores of received models, for methods that need them.
+        Function that computes layer scores of received models on public data, for FedRE.
     tutor : callable, optional
-        Function that trains the broadcast model [d] of a round on public data, for rules that need it.
+        Function that trains a round's broadcast model [d] on public data, for rules such as FLTrust.
     publishing : Publishing, optional
         Publication of the aggregated metrics to clients. Default: none.
 
@@ -180,9 +180,10 @@ class ServerParty(Party):
         roster: Sequence[PublicKey] = (),
         attempt: int = 0,
     ) -> Broadcast:
-        """Open a round: return the broadcast with the models and the public facts that the method needs.
+        """Open a round: make the broadcast with the models and the public facts for the method.
 
-        A secure sum has a roster of all asked sites, and an attempt number that is new in the round.
+        For a secure sum give the public keys of all asked sites, `roster`, and a new number `attempt` for each
+        question.
 
         Raises
         ------
@@ -211,21 +212,21 @@ class ServerParty(Party):
         return Broadcast(models=models, public=public)
 
     def receipted(self, broadcast: Broadcast) -> Broadcast:
-        """Add the receipt of the round before, if sites need not trust the server; see docs/receipts.md."""
+        """Add the previous round's receipt to a broadcast, if the sites need not trust the server; see docs/receipts.md."""
         if not has_receipts(self.method, broadcast):
             return broadcast
         receipt = receipt_before(self.ledger, broadcast.public.round, self.ledger.run)
         return replace(broadcast, public=replace(broadcast.public, receipt=receipt.text))
 
     def resume(self, models: Tensor, round_: int, state: Any) -> None:
-        """Continue from the models [k, d] of a round (0: from the first ones).
+        """Continue after a round from its models [k, d] and the server's state (round 0: from the initial models).
 
         Raises
         ------
         FieldError
             If the ledger lacks one of the rounds, so that a budget would start over.
         LedgerError
-            If the models differ from those that the ledger records.
+            If the models are not those in the ledger.
         """
         self.require_rounds(round_)
         known = self.ledger.find((round_, COMBINE))
@@ -237,12 +238,12 @@ class ServerParty(Party):
         self.state = state
 
     def require_rounds(self, done: int, field: str = "ledgers") -> None:
-        """Refuse to continue after so many rounds with a ledger that lacks one; `field` named the number.
+        """Refuse to continue after `done` rounds with a ledger that lacks one; `field` is the argument in the refusal.
 
         Raises
         ------
         FieldError
-            For such a ledger; the text names the rounds and the fix.
+            If a round is missing; the text names the rounds and the fix.
         """
         lacking = lacking_rounds(self.ledger, done)
         if lacking:
@@ -254,12 +255,12 @@ class ServerParty(Party):
             raise FieldError(field, done, accepted)
 
     def require_unsummed(self, round_: int) -> None:
-        """Refuse, before any client trains, a round whose trusted sum is recorded, unless its shares can be drawn again.
+        """Refuse a round whose trusted sum is in the ledger, unless its shares can be drawn again to the same bits.
 
         Raises
         ------
         BudgetError
-            If the sum's bits are lost, as a sum of new shares would be another release.
+            If they cannot: a sum of new shares would be another release.
         """
         if (
             self._once
@@ -278,7 +279,7 @@ class ServerParty(Party):
         broadcast : Broadcast
             Broadcast that opened the round.
         answers : RoundAnswers
-            RoundAnswers of the clients to it.
+            Answers of the clients to it.
         least : int
             Least number of usable replies.
 
@@ -336,12 +337,12 @@ class ServerParty(Party):
     def _receipt(
         self, broadcast: Broadcast, leaves: Sequence[str], asked: int, model: str
     ) -> Mapping[str, Any]:
-        """Return the receipt of a round for its ledger line."""
+        """Make the receipt of a round for its ledger line."""
         before = Receipt.parse(broadcast.public.receipt)
         return receipt_of(broadcast, leaves, asked, model, before).values()
 
     def _require_declared(self, spend: Spend) -> None:
-        """Refuse a promise that the server side does not declare, as cohorts and figures relied on its declaration."""
+        """Refuse a promise beyond the server side's declaration, because other computations relied on the declaration."""
         promise, server = spend.guarantee, self.method.server
         if promise.proven and not (server.may_be_proven and promise.relation == server.relation):
             declared = f"relation = {server.relation!r}, may_be_proven = {server.may_be_proven}"
@@ -353,7 +354,7 @@ class ServerParty(Party):
     def _admitted(
         self, replies: Mapping[int, Releases], start: Tensor, added: RunningSum | None
     ) -> tuple[Replies, tuple[int, ...], dict[int, str]]:
-        """Return the usable replies, their partitions (ascending), and why the others cannot be used."""
+        """Return the usable replies, their partitions (ascending), and the reasons why others are unusable."""
         rule = self.method.server.rule
         counted = rule is not None and rule.by_examples
         partitions = tuple(sorted(replies))
@@ -370,7 +371,7 @@ class ServerParty(Party):
         return Replies(list(usable.values()), added), tuple(usable), invalid
 
     def _check_reply(self, reply: Releases, dtype: torch.dtype, counted: bool, added: bool) -> None:
-        """Refuse a reply that cannot be combined, or was made on other terms than the server's."""
+        """Refuse a reply that cannot be combined, or was made with other parameters than the server's."""
         if isinstance(self.method.server, SecureSum):
             self.method.server.check_reply(reply, self.layout.size)
         else:
@@ -381,7 +382,7 @@ class ServerParty(Party):
     def _facts(
         self, broadcast: Broadcast, replies: Replies, partitions: tuple[int, ...]
     ) -> ServerFacts:
-        """Return the facts that the method needs besides the replies."""
+        """Collect the facts that the method needs besides the replies."""
         start, needs = broadcast.models[0], self.method.server.needs
         scores = lesson = question = None
         if self.scorer is not None and "public_scores" in needs:
@@ -402,7 +403,7 @@ class ServerParty(Party):
     def publish(
         self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor
     ) -> Releases:
-        """Commit and return the round's metrics; empty if publishing is off or the budget does not allow them.
+        """Release a round's aggregated metrics; empty if publishing is off or the budget does not allow it.
 
         Parameters
         ----------
@@ -416,7 +417,7 @@ class ServerParty(Party):
         return self._measured(round_, PUBLISH, self.publishing, names, figures, counts)
 
     def validate(self, round_: int, losses: Tensor, validation: Validation) -> float | None:
-        """Commit and return the noised mean of validation clients' losses [m]; None if the budget does not allow it."""
+        """Release the noised mean of validation clients' losses [m]; None if the budget does not allow it."""
         counts = torch.ones(len(losses))
         released = self._measured(
             round_, VALIDATE, validation.publishing(), ("loss",), losses[:, None], counts
@@ -451,7 +452,7 @@ def _cleaned(reasons: Mapping[int, str]) -> dict[int, str]:
 def _require_enough(
     round_: int, usable: int, least: int, lost: Mapping[int, str], refused: Mapping[int, str]
 ) -> None:
-    """Refuse a round with too few usable replies; if all clients declined, a budget has ended."""
+    """Refuse a round with too few usable replies. If all other clients declined, the run has ended by its budget."""
     if not usable and refused and not lost:
         raise BudgetError(f"round {round_}: every client declined ({next(iter(refused.values()))})")
     reasons = {**lost, **refused}

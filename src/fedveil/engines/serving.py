@@ -1,4 +1,4 @@
-"""Records of a deployed run's server in addition to its party: rounds, cost, failures, log, folder."""
+"""Server of a deployed run with its records: rounds, cost, failures, log, and folder."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -39,7 +39,7 @@ QUOTED_BEFORE = "rounds before this server's are in the clients' own ledgers alo
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """State of a run after a round, from which another server can continue.
+    """Saved state of a run after a round; another server can continue from it.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Standing:
 
 
 class RunKeeper(Protocol):
-    """Storage of a deployed run, such as `fedveil.evidence.ServerFolder`.
+    """Interface for the storage of a deployed run, such as `fedveil.evidence.ServerFolder`.
 
     Attributes
     ----------
@@ -91,25 +91,25 @@ class RunKeeper(Protocol):
         engine: str,
         done: int = 0,
     ) -> tuple[Ledger, LineStore]:
-        """Begin a run, or resume it after the done rounds; return the server's ledger and its line store."""
+        """Begin a run, or resume it after `done` rounds; return the server's ledger and its line store."""
 
     def begin(self, run: str, delta: float) -> None:
-        """Record the run's identity before any client is asked: the framework's id, which clients' ledgers also have."""
+        """Record the framework's id of the run, which clients' ledgers also have, before any client is asked."""
 
     def record(self, broadcast: Broadcast, replies: Mapping[int, Releases], models: Tensor) -> None:
-        """Store the requested parts of a round, if any."""
+        """Store the parts of a round that the user asked to keep."""
 
     def finish_round(self, log: Round, metrics: Mapping[str, float], standing: Standing) -> None:
-        """Make a round durable before its models leave."""
+        """Write a round to the disk before its models are sent."""
 
     def keep(self, standing: Standing) -> None:
-        """Replace the stored state of the run."""
+        """Replace the saved state of the run."""
 
     def finish(self, models: Tensor, serving: "Serving", stopped: str, clients: int) -> None:
-        """Write the result of the run, and release the folder."""
+        """Write the result of the run, and unlock the folder."""
 
     def leave(self) -> None:
-        """Release the folder, however the run ended."""
+        """Unlock the folder, however the run ended."""
 
 
 def served(
@@ -124,14 +124,15 @@ def served(
     scorer: Scorer | None = None,
     tutor: Tutor | None = None,
 ) -> ServerParty:
-    """Return the server of a method, with its ledger in a folder or in memory; or the given server.
+    """Make the server for a method, with its ledger in a folder or in memory; a given server is returned.
 
-    `scorer` and `tutor` are those of `ServerParty`, if it has public data.
+    `scorer` and `tutor` are those of `ServerParty`.
 
     Raises
     ------
     FieldError
-        If a method has no layout, an argument duplicates one of the given server, or its ledger lacks done rounds.
+        If a method comes without a layout, an argument duplicates one of the given server, or its ledger lacks done
+        rounds.
     """
     if folder is not None and folder.resume and done:
         raise FieldError("done", done, f"leave it out: {folder.path} knows how far the run came")
@@ -174,12 +175,12 @@ def served(
 
 
 class Serving:
-    """Rounds of a deployed run, and their cost so far, as far as a server can know it.
+    """Rounds of a deployed run at the server, with their cost as far as a server can know it.
 
     Parameters
     ----------
     server : ServerParty
-        Server that combines them; its ledger and budget count under central trust.
+        Server that combines the rounds; its ledger and budget count under central trust.
     rounds : int
         Planned number of rounds.
     delta : float
@@ -233,10 +234,11 @@ class Serving:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Promise of all rounds so far together; under local trust to a client that took part in all of them.
+        """Promise of all rounds so far together; under local trust, to a client that took part in all of them.
 
-        If an earlier server did some rounds, this server does not know their quotes and states no total; each client's
-        own ledger has it. A question whose answers were not awaited counts, because clients may have paid for it.
+        If an earlier server did some rounds, this server does not know their cost and states no total under local
+        trust; each client's own ledger has it. A question without collected answers counts, because clients may have
+        paid for it.
         """
         if self._central:
             return total_of(self.server.ledger) if self.server.ledger.entries else unprotected()
@@ -264,7 +266,7 @@ class Serving:
         roster: Sequence[PublicKey] = (),
         attempt: int = 0,
     ) -> Broadcast:
-        """Open a round, and record the public quote of a client's cost for it."""
+        """Open a round, and note the quoted cost that each asked client pays."""
         broadcast = self.server.open(models, round_, rounds, cohort, roster, attempt)
         broadcast = self.server.receipted(broadcast)
         side = self.server.method.client
@@ -274,7 +276,7 @@ class Serving:
         return broadcast
 
     def asked(self, answers: Collected) -> None:
-        """Count a question unless all clients declined: clients that answered have paid, even if the round then fails."""
+        """Count a question unless all clients declined. Clients that answered have paid, even if the round then fails."""
         if answers.replies or answers.failed:
             self._quotes += self._asked
         self._asked = []
@@ -313,7 +315,7 @@ class Serving:
         return Standing(round_, models, self.server.state, self.best, self.partitions)
 
     def end(self, models: Tensor, stopped: str, clients: int, done: int = 0) -> None:
-        """Report the result of the run."""
+        """Report the result of the run, and write it to the folder."""
         if stopped:
             self._log.warning("FedVeil ended the run early: %s", stopped)
         for partition, why in self.always_failed().items():
@@ -328,7 +330,7 @@ class Serving:
             self._log.info("written to %s", self._folder.path)
 
     def always_failed(self) -> dict[int, str]:
-        """Return the clients that failed in every round in which they were asked, with the last reason.
+        """Return the clients that failed whenever they were asked, with the last reason.
 
         Under local trust a failed client answers with a zero update, so the server sees only failures of whole nodes.
         """
@@ -341,7 +343,7 @@ class Serving:
         return {partition: why for partition, why in sorted(lost.items()) if partition not in well}
 
     def _spent(self, log: Round | None = None) -> str:
-        """Return status, unit and spent epsilon, and the rest of the budget, after a round."""
+        """Describe the spent budget after a round, and how much is left."""
         spent = self.guarantee.describe(self.delta)
         if not self._central:
             return (
@@ -365,7 +367,7 @@ class Serving:
 
 
 def mean_metrics(replies: Mapping[int, Releases]) -> dict[str, float]:
-    """Return the mean of each metric over the clients that sent it, weighted by counts (1 for a client without one)."""
+    """Return the mean of each metric over the clients that sent it, weighted by their counts (1 without a count)."""
     sent = dict[str, list[tuple[float, float]]]()
     for partition in sorted(replies):
         count = count_of(replies[partition])
@@ -377,7 +379,7 @@ def mean_metrics(replies: Mapping[int, Releases]) -> dict[str, float]:
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of (weight, value), which is finite for any finite numbers."""
+    """Return the weighted mean of pairs (weight, value), without overflow."""
     weights = sum(weight for weight, _ in weighted)
     mean = sum(weight * value for weight, value in weighted) / weights
     if isfinite(mean):

@@ -1,4 +1,4 @@
-"""Sites of secure sums: those of one process, each with its own key, or the site of a deployed node."""
+"""Keys for secure sums: key files, keys of all clients in one process, and the key of a deployed node."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ DIGEST = 64  # digits of a ledger's id
 
 
 def make_key(path: str | Path) -> SiteKey:
-    """Make a key and write it to a new file of mode 0600.
+    """Make a site's key for secure sums, and write it to a new file of mode 0600.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def make_key(path: str | Path) -> SiteKey:
 
 
 def read_key(path: str | Path) -> SiteKey:
-    """Read a key.
+    """Read a site's key from its file.
 
     Raises
     ------
@@ -43,10 +43,10 @@ def read_key(path: str | Path) -> SiteKey:
 
 
 def bind_key(path: str | Path, ledger: str) -> None:
-    """Bind a key to one ledger: from the first use on, the key's file holds the ledger's id.
+    """Bind a key to one ledger: at its first use the ledger's id is written into the key's file.
 
-    A second ledger would not know the first one's answers. It could answer the same question about other data, under
-    the same masks.
+    A second ledger would not contain the first one's answers. So the key could mask two answers to the same question
+    with the same masks.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def bind_key(path: str | Path, ledger: str) -> None:
 
 
 def _bound(text: str) -> list[str]:
-    """Return the complete lines of a key's file that bind the key."""
+    """Return the complete lines in a key's file that bind it to a ledger."""
     return [
         line
         for line in text.splitlines()
@@ -87,7 +87,7 @@ def _bound(text: str) -> list[str]:
 
 
 def end_key(path: str | Path) -> SiteKey:
-    """Destroy a key: overwrite its file and remove it. Its owner has to find copies and backups.
+    """Destroy a key: overwrite its file and remove it. Copies and backups are left to its owner.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def end_key(path: str | Path) -> SiteKey:
 
 @dataclass(frozen=True, eq=False)
 class SiteKeys:
-    """Keys of all clients, by partition; none for methods without a secure sum.
+    """Keys of all clients of a process, by partition; empty for methods without a secure sum.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class SiteKeys:
 
     @classmethod
     def of(cls, given: Sequence[SiteKey], clients: int, source: Source, seed: int) -> "SiteKeys":
-        """Return the given keys, or make keys: fresh ones with a secure source, else reproducible ones from the seed.
+        """Use the given keys, or make them: fresh ones with a secure source, else reproducible ones from the seed.
 
         Raises
         ------
@@ -151,7 +151,7 @@ class SiteKeys:
         return [self.keys[partition].public for partition in cohort]
 
     def site(self, partition: int) -> Site | None:
-        """Return a client's side of the contract, with the keys of all others pinned."""
+        """Return a client's key and terms for secure sums, with all other clients as its peers; None without keys."""
         if not self.keys:
             return None
         peers = [key.public.hex() for i, key in enumerate(self.keys) if i != partition]
@@ -161,7 +161,7 @@ class SiteKeys:
 def site_of(
     key: str | Path | None, policy: Policy | None, ledger: str | Path | None, dataset: str
 ) -> Site:
-    """Return the site of a deployed node: its key, its policy's peers, and the one ledger of the key.
+    """Return a deployed node's key and terms for secure sums, after binding the key to the node's ledger.
 
     Raises
     ------

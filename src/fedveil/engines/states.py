@@ -1,4 +1,4 @@
-"""States as flat dictionaries, for checkpoints and message records."""
+"""Conversion of states (dataclasses) to flat dictionaries, for checkpoints and message records."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -40,7 +40,7 @@ def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Pla
 def unpack(
     template: Any, tensors: dict[str, Tensor], values: dict[str, PlainValue], prefix: str = ""
 ) -> Any:
-    """Rebuild a state from the result of `pack`, on a fresh state of the same kind."""
+    """Rebuild a state from the result of `pack`; `template` is a fresh state of the same class."""
     changes: dict[str, Any] = {}
     for f in fields(template):
         key, fresh = f"{prefix}{f.name}", getattr(template, f.name)

@@ -1,4 +1,4 @@
-"""Early stopping on validation clients, which never train and whose losses are releases."""
+"""Early stopping by the released losses of validation clients, which never train."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ class EarlyStopping(Parameters):
     min_delta : float
         Least fall of the loss that counts as better. Choose it as large as the noise on the loss, or chance decides.
     validation : Validation
-        Release of the losses.
+        Protection of the released losses.
     allow_equal_rows : bool
         Whether equal rows of a training and a validation client are different records, as in data with few distinct
         rows. By default equal rows are refused.
@@ -60,7 +60,7 @@ class EarlyStopping(Parameters):
     allow_equal_rows: bool = False
 
     def following(self, best: Best, loss: float, round_: int, models: Tensor) -> Best:
-        """Return the best models so far, after a round's models [k, d] had this loss."""
+        """Return the best models so far, after the validation loss of a round's models [k, d]."""
         margin = self.min_delta if isfinite(best.loss) else 0.0
         if loss < best.loss - margin:
             return Best(loss, round_, 0, models.clone())
@@ -75,23 +75,23 @@ class EarlyStopping(Parameters):
 
 
 class Validator(Party):
-    """Validation client, whose ledger is charged for every released loss as far as policy and budget allow.
+    """Validation client: releases losses as far as policy and budget allow, and records each in its ledger.
 
     Parameters
     ----------
     method : Method
-        Method of the run, which a policy allows or refuses.
+        Method of the run, for the policy's decision.
     policy : Policy, optional
         Policy of the client's owner.
     validation : Validation
-        Release of the losses.
+        Protection of the released losses.
     ledger, source, budget, store
         See `Party`.
 
     Attributes
     ----------
     cap : int, optional
-        Most releases of one run, if the client pays for them.
+        Most releases in one run; None if the server is charged for them.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Validator(Party):
     def declines(self, round_: int) -> str:
         """Return, before data are touched, the reason why the client sends no loss in this round; "" if it does.
 
-        Under central trust the server pays for the noise; policy and budget then count participations.
+        Under central trust the server is charged for the noise; policy and budget then count participations.
         """
         spend, public = self._validation.quote(self._trust), self._validation.losses == "public"
         if self.ledger.find((round_, VALIDATE)) is not None:
@@ -129,7 +129,7 @@ class Validator(Party):
         return ""
 
     def send(self, loss: float, round_: int) -> float:
-        """Release a loss after a round; a round that was validated before gives the same number or a new charge.
+        """Release the loss of a round. For a round validated before it is the same number, or a new release with a new charge.
 
         Raises
         ------
@@ -156,7 +156,7 @@ class Validator(Party):
 
 
 def cap_of(validation: Validation, trust: accounting.Trust) -> int | None:
-    """Return the most releases of a validation client in a run; None if the client does not pay for them."""
+    """Return the most releases of a validation client in a run; None if the client is not charged for them."""
     if validation.losses == "noised" and trust != "central":
         return validation.releases
     return None

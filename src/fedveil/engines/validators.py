@@ -1,4 +1,4 @@
-"""Validation clients of a run in one process, which share no record and no person with clients that train."""
+"""Validation clients of a run in one process; they share no record and no person with clients that train."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +27,7 @@ BLOCK = 4096  # rows that are compared at once
 
 
 class Validators:
-    """Validation clients of a run, and early stopping by their losses.
+    """Validation clients of a run in one process, and early stopping by their losses.
 
     Parameters
     ----------
@@ -36,14 +36,14 @@ class Validators:
     parties : Parties
         Parties of the clients that train; validation clients share no record and no person with them.
     server : ServerParty
-        Server, which pays under central trust.
+        Server; under central trust its ledger is charged for the noise.
     say : callable
-        Receiver of the reason if a validation client declines.
+        Called with the reason if a validation client declines.
 
     Attributes
     ----------
     best : Best
-        Best models so far, to be kept in checkpoints.
+        Best models so far; checkpoints keep them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Validators:
                 tried.admit_spend(quoted)
 
     def _budget(self, partition: int) -> accounting.SpendFilter | None:
-        """Make a fresh filter of a validation client; these are numbered after the clients that train."""
+        """Make a fresh filter for a validation client; its number follows those of the clients that train."""
         return self._parties.budget(len(self._parties.data) + partition)
 
     def validator(self, partition: int) -> Validator:
@@ -90,7 +90,7 @@ class Validators:
         return self.rule.ends(self.best)
 
     def validate(self, models: Tensor, round_: int) -> float | None:
-        """Return the released validation loss of a round's models [k, d]; None if none is due or allowed."""
+        """Measure and release the validation loss of a round's models [k, d]; None if none is due or allowed."""
         asked = self._asked(round_)
         if not asked:
             return None
@@ -100,12 +100,12 @@ class Validators:
         return value
 
     def _validated(self, asked: Sequence[int], models: Tensor, round_: int) -> float | None:
-        """Measure models [k, d], and return the released loss."""
+        """Measure models [k, d] at the asked clients, and return the released loss."""
         losses = self._losses([self.clients[partition] for partition in asked], models)
         return self._released(asked, losses, round_)
 
     def forecast(self, round_: int) -> None:
-        """Release losses of zero in validated rounds, to forecast their cost, which depends on no loss."""
+        """Record the cost of a round's validation with losses of zero; the cost does not depend on the losses."""
         asked = self._asked(round_)
         if asked:
             self._released(asked, torch.zeros(len(asked), dtype=torch.float64), round_)
@@ -116,7 +116,7 @@ class Validators:
         return {ledger.party: ledger for ledger in ledgers}
 
     def _asked(self, round_: int) -> list[int]:
-        """Return the sampled clients that have releases left and do not decline.
+        """Draw the clients that validate a round, and return those with releases left that do not decline.
 
         Only public facts decide. The list is empty in a round that is not validated.
         """
@@ -146,7 +146,7 @@ class Validators:
         return sum(sent) / len(sent) if sent else None
 
     def _losses(self, clients: Sequence[ClientData], models: Tensor) -> Tensor:
-        """Return the loss of each client's best hypothesis, [m]; infinite if there is none."""
+        """Compute the loss of each client's best hypothesis, [m]; infinity if no hypothesis has a finite loss."""
         learner = self._learner
         losses = []
         try:
@@ -169,7 +169,7 @@ class Validators:
 
 
 def _read(rule: EarlyStopping) -> list[ClientData]:
-    """Read the data of validation clients, which each need an example.
+    """Convert the data of validation clients to `ClientData`.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def _read(rule: EarlyStopping) -> list[ClientData]:
 def require_disjoint(
     training: Clients, validating: Clients, allow_equal_rows: bool, people: bool = False
 ) -> None:
-    """Refuse a validation client that shares a row or a person with a training client, held-out rows included.
+    """Refuse a validation client with a row or a person of a training client; held-out rows count, too.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def require_disjoint(
     Raises
     ------
     FieldError
-        For such a client; the text names the first one.
+        For the first such client; the text names it.
     """
     marks: list[Marks] = [_places]
     if not allow_equal_rows:
@@ -220,7 +220,7 @@ def require_disjoint(
 def _require_unheld(
     client: ClientData, field: str, marks_of: Marks, held: Mapping[int | bytes, int]
 ) -> None:
-    """Refuse a client one of whose marks belongs to a training client."""
+    """Refuse a client if one of its marks (a row's place or digest, or a person) belongs to a training client."""
     for mark in marks_of(client):
         if mark in held:
             what = "persons" if marks_of is _people else "rows"
@@ -232,12 +232,12 @@ def _require_unheld(
 
 
 def _tables(client: ClientData) -> list[Tensor]:
-    """Return the rows on which a client trains or validates."""
+    """Return a client's training rows and held-out rows."""
     return [rows for rows in (client.x, client.test_x) if rows is not None and rows.numel()]
 
 
 def _places(client: ClientData) -> Iterator[int | bytes]:
-    """Yield the place of each row in memory."""
+    """Yield the memory address of each row."""
     for rows in _tables(client):
         step = rows.stride(0) * rows.element_size()
         for i in range(len(rows)):
@@ -245,13 +245,13 @@ def _places(client: ClientData) -> Iterator[int | bytes]:
 
 
 def _people(client: ClientData) -> Iterator[int | bytes]:
-    """Yield the numbers of the persons."""
+    """Yield the numbers of a client's persons."""
     if client.person is not None:
         yield from set(client.person.tolist())
 
 
 def _contents(client: ClientData) -> Iterator[int | bytes]:
-    """Yield digests of the rows' values."""
+    """Yield a digest of each row's values."""
     for rows in _tables(client):
         for start in range(0, len(rows), BLOCK):
             block = (

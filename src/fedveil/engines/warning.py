@@ -1,8 +1,8 @@
-"""Warnings about likely problems of a run, each given once with the fix, in the same words under every engine.
+"""Warnings about likely problems of a run; each is given once, with a fix, in the same words under every engine.
 
 Under local trust a server gets no warning here that depends on a client's data, as it sees only noised replies and
-public facts. A warning about a client's own update appears on that client's node, or for the experimenter who holds all
-clients.
+public facts. A warning about a client's own update appears in that client's log, or for the experimenter of a
+simulation.
 """
 
 import math
@@ -28,11 +28,11 @@ ASKED = 20  # clients whose updates are measured
 
 
 class RunWarning(UserWarning):
-    """Category of `Warnings` lines without another receiver."""
+    """Category of warnings about a run that no `tell` function receives."""
 
 
 class Warnings:
-    """Warnings of a run; each kind is given once.
+    """Checks for likely problems of a run; each kind of warning is given once.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ class Warnings:
     layout : Layout
         Layout of the model.
     tell : callable
-        Receiver of the lines; it must be allowed to see the values that are checked.
+        Called with the text of each warning. Its reader must be allowed to see the checked values.
 
     Attributes
     ----------
     said : dict of str to str
-        Lines that were given, by kind.
+        Warnings given so far, by kind.
     """
 
     def __init__(self, method: Method, layout: Layout, tell: Callable[[str], None]) -> None:
@@ -54,13 +54,13 @@ class Warnings:
         self.said: dict[str, str] = {}
 
     def say(self, kind: str, text: str) -> None:
-        """Give a line, unless one of its kind was given before."""
+        """Give a warning, unless one of this kind was given before."""
         if kind not in self.said:
             self.said[kind] = cleaned(text, LONGEST)
             self._tell(self.said[kind])
 
     def planned(self, rounds: int, cohort: int) -> None:
-        """Check the plan, before training."""
+        """Check the plan before training: the number of rounds, and the noise relative to the clip."""
         planned = self._method.planned or rounds
         if rounds > planned:
             beyond = f"rounds = {rounds}, and the noise is planned for {planned}: what it promises in total holds for"
@@ -69,7 +69,7 @@ class Warnings:
             self.protected([()] * cohort, cohort)
 
     def unread(self, models: int) -> None:
-        """Check for training code that does not report which of a broadcast's models it took."""
+        """Warn if a broadcast has several models, and training code does not report which one it used."""
         if models > 1:
             all_of = f"the broadcast has {models} models, and training code does not say which one it took: the first "
             all_of += "counts as its choice, and nobody trains the others"
@@ -79,7 +79,7 @@ class Warnings:
             )
 
     def noise(self, ratio: float, clip: float, longest: float, layers: bool = False) -> None:
-        """Compare the noise on the mean of a round (or a noisy step) with the clip and with the median update.
+        """Warn if the noise on a round's mean (or in a noisy step) is large compared with the clip or the median update.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class Warnings:
         clip, longest : float
             Clip, and length of the median update (0 if it is not known).
         layers : bool
-            Whether the clip is that of all layers together, while each layer has its own.
+            Whether each layer has its own clip; `clip` is then that of all layers together.
         """
         if ratio > 1 / ENOUGH:
             mean = "a round's mean" if self._method.noisy is None else "a step's mean gradient"
@@ -106,7 +106,7 @@ class Warnings:
             self.say("clip", f"{far}, {mend} (in a deployment, as measured on public data)")
 
     def _ways(self) -> list[str]:
-        """List further ways to reduce this method's noise relative to the signal, beyond those already in use."""
+        """List ways to reduce this method's noise relative to the signal, without those already in use."""
         ways = ["more clients", "fewer parameters", "less noise (a larger epsilon)"]
         if self._method.noisy is None:
             return [*ways, "record level, if single records are what to protect"]
@@ -119,7 +119,7 @@ class Warnings:
     def protected(
         self, scales: Sequence[tuple[float, ...]], replies: int, longest: float = 0.0
     ) -> None:
-        """Check the noise of clients that protect themselves, if their scales may be seen.
+        """Check the noise of clients that protect themselves, if the reader may see its deviations.
 
         The noise on the mean is that of one reply divided by the square root of their number.
         """
@@ -204,7 +204,7 @@ class Warnings:
         self.noise(report.get("noise_to_clip", 0.0), report.get("clip", 0.0), length)
 
     def on_node(self, facts: ClientFacts, sent: Releases, scale: tuple[float, ...]) -> None:
-        """Check one client's training on its own node; an untrusted server must not see these lines."""
+        """Check one client's training on its own node; these warnings must not reach an untrusted server."""
         with suppress(Exception):  # under local trust a client must answer, whatever its data are
             longest = self.trained(facts.start, models_of([sent]))
             if self._method.noisy is None:
@@ -216,6 +216,6 @@ class Warnings:
 
 
 def _median_length(start: Tensor, models: Rows) -> float:
-    """Return the median length of updates; 0 without updates."""
+    """Return the median length of updates (model less start); 0 without updates."""
     lengths = [float(torch.linalg.vector_norm(model - start)) for model in models]
     return median(lengths) if lengths else 0.0

@@ -1,4 +1,4 @@
-"""Methods of privacy, one file each, and the registry that names the two sides of each."""
+"""Privacy methods, one file each, and the registry that maps a name to a client side and a server side."""
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
@@ -107,7 +107,7 @@ _FORMER = {
 
 
 def require_method(field: str, name: str) -> str:
-    """Return the name of a method, or refuse an unknown one; a refusal of a former name gives the present name."""
+    """Return a method's name if it is registered; refuse others, and give the present name for a former one."""
     if name in METHODS:
         sides = METHODS[name]
         classes = (
@@ -130,9 +130,9 @@ def require_method(field: str, name: str) -> str:
 
 
 def formerly(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's values in their former form, in which one name also tells the sum.
+    """Return a method's values in their former form, where the method's name also named the sum.
 
-    Keys of stored results are made from that form, so that they stay valid.
+    Keys of stored results are made from that form, so that old results stay valid.
     """
     if values.get("method") != "record":
         return dict(values)
@@ -145,7 +145,7 @@ def formerly(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_central(name: str) -> bool:
-    """Whether a method trusts the server, whatever its parameters."""
+    """Whether a method trusts the server under all its parameters."""
     return bool(METHODS[name].client.trust == "central")
 
 
@@ -165,28 +165,28 @@ def touches_promise(name: str, parameter: str) -> bool:
 
 
 def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Method:
-    """Build both sides of a method from a name and plain values, as in configurations, Flower and FLARE.
+    """Build a method from its name and plain values, as in configurations, Flower and FLARE.
 
     In Python write the method itself: ``fv.GlobalDP(rule, ...)``, ``fv.RecordDP(rule, ...)``.
 
     Parameters
     ----------
     name : str
-        A key of `METHODS`.
+        Name in `METHODS`.
     aggregator : Aggregator, optional
-        Rule of the server side, for methods that take one.
+        Aggregation rule of the server side, for methods that take one.
     **values
-        Parameters of either side.
+        Parameters of the client side and the server side.
 
     Returns
     -------
     Method
-        Both sides.
+        Client side and server side.
 
     Raises
     ------
     FieldError
-        For an unknown method, an unknown parameter or a refused value.
+        For an unknown method or parameter, or an invalid value.
 
     Examples
     --------
@@ -220,12 +220,12 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
 
 
 def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
-    """Pair a client side with its server side, around `aggregator` or the rule that the client side names.
+    """Pair a client side with its server side, which gets `aggregator` or the client side's own rule.
 
     Raises
     ------
     FieldError
-        If its server side brings its own aggregation.
+        If an `aggregator` is given and the server side has its own aggregation.
     """
     kind = type(client)
     known = [
@@ -247,7 +247,7 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
 
 
 def registered_as(method: Method) -> str:
-    """Return the name under which a method's kind is registered; the method's own name if it is not registered.
+    """Return the registered name of a method's kind; the method's own name if it is not registered.
 
     Policies list methods by this name, and configurations of runs use it.
 

@@ -1,4 +1,4 @@
-"""Gaussian noise on the server around any aggregation rule: the common part of global DP and metric privacy."""
+"""Gaussian noise on the server around any aggregation rule: common part of global DP and metric privacy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ PROVEN = {"gaussian": "gaussian", "discrete": "discrete gaussian"}  # mechanisms
 
 @dataclass(frozen=True)
 class CentralState:
-    """State of the server; public or released, except `rule` and `own` in the printed order.
+    """State of the server between rounds. Only `rule` and `own` in the printed order are private.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class CentralState:
     sigma : float
         Deviation of the last round's noise; 0 before the first.
     own : Tensor, optional
-        [d], last model without its noise, if the rule's next step starts from it.
+        [d], last model without its noise, if the rule's next step starts there.
     """
 
     clip: float
@@ -66,7 +66,7 @@ class CentralState:
 
 @dataclass(frozen=True)
 class CentralNoise(AroundRule, ABC):
-    """Server side that clips every update, aggregates, and adds Gaussian noise.
+    """Server side that clips every update, aggregates the updates, and adds Gaussian noise.
 
     With ``order="formal"`` the noise is added to the reduced update, so the rule's optimiser never sees a mean without
     noise. Weights are uniform over the planned cohort; a client without a reply counts as a zero update. With
@@ -83,8 +83,8 @@ class CentralNoise(AroundRule, ABC):
     order : {"formal", "printed"}
         Place of the noise.
     step_from : {"released", "own"}
-        Start of a server optimiser's step in the printed order. "own" is the server's model without noise, as in
-        Flower's former strategies. Clients always start from the released model.
+        Start of a server optimiser's step in the printed order: the released model, or the server's own model without
+        noise, as in Flower's former strategies. Clients always start from the released model.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring cohorts of the guarantee.
     noise : str
@@ -103,7 +103,7 @@ class CentralNoise(AroundRule, ABC):
     outside_promise: ClassVar[frozenset[str]] = frozenset({"step_from"})
 
     def __post_init__(self) -> None:
-        """Refuse combinations that cannot work."""
+        """Refuse combinations of parameters that cannot work."""
         self._require_names()
         super().__post_init__()
         if self.step_from == "own" and self.order == "formal":
@@ -154,18 +154,18 @@ class CentralNoise(AroundRule, ABC):
 
     @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
-        """Whether noise of a public scale can have an epsilon (`_proven`)."""
+        """Whether noise of a public scale can have an epsilon with this order, rule and relation."""
         return self.order == "formal" or (
             self.aggregator.identity_step and self.relation != "add/remove"
         )
 
     @property
     def keeps_released(self) -> bool:  # type: ignore[override]
-        """Whether the state follows from released models alone; in the printed order an optimiser's state does not."""
+        """Whether the state follows from released models alone, so that it may be stored."""
         return self.order == "formal" or self.aggregator.identity_step
 
     def multiplier_for(self, sigma: float, cohort: int) -> float:
-        """Return the noise multiplier that gives noise of deviation `sigma` in this cohort, if no distance scales it.
+        """Return the noise multiplier whose noise has deviation `sigma` in this cohort, before any scaling by a distance.
 
         Raises
         ------
@@ -193,7 +193,7 @@ class CentralNoise(AroundRule, ABC):
         state: CentralState,
         source: Source,
     ) -> Combined:
-        """Clip, aggregate and add noise (Algorithm 1 of the metric-privacy paper; the model is theta + clip(update))."""
+        """Clip, aggregate and add noise (Algorithm 1 of the metric-privacy paper, with theta + clip(update) as a model)."""
         theta, cohort, bound = facts.broadcast.models[0], facts.broadcast.public.cohort, state.clip
         updates, counts = updates_of(replies, theta), stack_counts(replies)
         lengths, clipped = updates.lengths, updates.clipped(bound)
@@ -267,7 +267,13 @@ class CentralNoise(AroundRule, ABC):
         reduced: Tensor,
         state: CentralState,
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """Return the optimiser's model, the start of its next step (None: the released model), and its state."""
+        """Make the optimiser's step from the reduced update.
+
+        Returns
+        -------
+        tuple
+            Next model, start of the next step (None: the released model), and the rule's state.
+        """
         start = theta if self.step_from == "released" or state.own is None else state.own
         model, inner = self.aggregator.step(start, reduced + (theta - start), state.rule)
         return model, model.clone() if self.step_from == "own" else None, inner
@@ -280,12 +286,12 @@ class CentralNoise(AroundRule, ABC):
         facts: ServerFacts,
         state: CentralState,
     ) -> tuple[float, dict[str, float]]:
-        """Return the deviation of the noise, by default the uncalibrated `base`, and figures for the log."""
+        """Return the deviation of the noise, and figures for the log; here `base` without any calibration."""
         return base, {}
 
     @abstractmethod
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
-        """Return the cost of one round's model with updates clipped to `bound`."""
+        """Return the cost of one round's model, with updates clipped to `bound`."""
 
     def _sensitivity(
         self,
@@ -293,7 +299,7 @@ class CentralNoise(AroundRule, ABC):
         cohort: int,
         relation: Relation = "zero-out",
     ) -> float:
-        """Return the sensitivity over a planned cohort; a client who is added or removed changes one zero update."""
+        """Return the rule's sensitivity over a planned cohort; an absent client counts as a zero update."""
         weights = even(cohort)
         fixed: Relation = "zero-out" if relation == "add/remove" else relation
         value = self.aggregator.sensitivity(bound, weights, fixed)
@@ -311,7 +317,7 @@ class CentralNoise(AroundRule, ABC):
         weights: Tensor,
         cohort: int,
     ) -> Spend:
-        """Return the cost of noise of a public scale: proven from the rule's sensitivity, else heuristic."""
+        """Return the cost of noise with a public scale: proven if the rule has a sensitivity, else heuristic."""
         if self.noise not in PROVEN:
             return self._heuristic(f"nothing is proven of {self.noise!r} noise", sigma)
         conditions: tuple[str, ...] = ()
@@ -377,7 +383,7 @@ def _noised(
     source: Source,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return an update [d] with noise, converted to `dtype`; the argument stays unchanged, so a round can be drawn again."""
+    """Return a copy of an update [d] with noise, in another number type; the update itself is unchanged."""
     if isinstance(noise, GaussianNoise):
         return noise.add_to(reduced, source=source, into=torch.empty_like(reduced, dtype=dtype))
     noised = reduced.clone()
@@ -386,14 +392,14 @@ def _noised(
 
 
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:
-    """Refuse weights for which the stated sensitivity would be wrong."""
+    """Refuse weights that would make the stated sensitivity wrong."""
     if not kept or not bool((weights >= 0).all()):
         given = f"from {float(weights.min()):g} to {float(weights.max()):g}, sum {float(weights.sum()):g}"
         raise FieldError("weights", given, f"a rule's weights must not be negative and must {rule}")
 
 
 def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
-    """Add the cost of the noised share of clipped updates, which the next C reveals."""
+    """Add to a spend the cost of the noised share of clipped updates, from which the next C follows."""
     if spend.guarantee.mu is None:
         return spend
     bit = 1 / adaptive.bit_noise
@@ -422,7 +428,7 @@ def _integer_mean(
     cohort: int,
     source: Source,
 ) -> Tensor:
-    """Return the noised mean over a planned cohort, summed in integers on a grid of sigma * cohort / STEPS."""
+    """Compute the noised mean over a planned cohort in integers, on a grid of sigma * cohort / STEPS."""
     grid = sigma * cohort / STEPS
     noise = DiscreteGaussianNoise(STEPS).sample(clipped.shape[1], source=source)
     steps = to_grid(clipped, bound, grid).sum(0) + noise

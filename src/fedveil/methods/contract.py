@@ -1,4 +1,4 @@
-"""Contract of a method: the interfaces of its client side and server side, with defaults."""
+"""Contract of a method: the interfaces that its client side and server side must implement, with defaults."""
 
 import math
 from collections.abc import Sequence
@@ -28,19 +28,20 @@ from fedveil.secure import SumContext
 
 
 class ClientSide(Protocol):
-    """Client side of a method: a frozen dataclass of public parameters.
+    """Interface of a method's client side: a frozen dataclass of public parameters.
 
     Attributes
     ----------
     trust : {"central", "local", "trusted sum", "secure sum"}
-        Central: `protect` changes nothing, and the cost is the server's. Local: releases are noised by `protect` or in
-        training. Trusted sum: only the sum of the releases has enough noise. Secure sum: the same, and each single
-        release is a random number.
+        Central: `protect` changes nothing, and the server is charged. Local: `protect` or training adds noise to each
+        release. Trusted sum: only the sum of all clients' releases has enough noise. Secure sum: the same, and each
+        single release is a random number.
     most_models : int, optional
-        Largest number of hypotheses in a broadcast; None for any. A client's choice among them is private, so a method
-        that does not protect the choice takes one hypothesis.
+        Largest number of hypotheses in a broadcast; None: any number. A client's choice among them is private, so a
+        method that does not protect the choice has 1 here.
     composed : bool
-        Whether each release costs 1 / rounds of a promised total. No more than `rounds` releases may then leave.
+        Whether the promise is for all `rounds` releases together, each 1 / rounds of it. No further release may then be
+        made.
 
     Examples
     --------
@@ -58,17 +59,17 @@ class ClientSide(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Facts that the engine must supply: ``layer_scores`` and ``noised`` of ClientFacts, ``public_layer_scores``.
+        """Names of the facts that the engine must supply: ``layer_scores``, ``noised``, ``public_layer_scores``, or none.
 
         ``noisy_steps`` means that training adds the noise: the client side then has attributes `noisy_steps` and
         `budget`.
         """
 
     def init(self) -> Any:
-        """Return the state before the first participation."""
+        """Return a client's state before its first round."""
 
     def quote(self, broadcast: Broadcast, state: Any) -> Spend | Refusal:
-        """Return the cost of taking part, from the broadcast and earlier releases alone; called before training."""
+        """Return the cost of taking part in a round, before training; it depends only on the broadcast and earlier releases."""
 
     def protect(
         self,
@@ -77,17 +78,17 @@ class ClientSide(Protocol):
         state: Any,
         source: Source,
     ) -> Protected:
-        """Protect the releases before they leave, and drop a release that cannot be protected."""
+        """Protect the releases of training; drop a release that cannot be protected."""
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Return figures of a round's noise from the scales of each client: sigma and its ratio to the clip."""
+        """Return figures of a round's noise, from the deviations of each client's noise: sigma and its ratio to the clip."""
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """Return fresh filters that hold a client to a total epsilon, or to the planned rounds."""
+        """Return fresh filters that limit a client to a total epsilon, or to the planned rounds."""
 
 
 class ClientDefaults(Parameters):
-    """Defaults of client sides: noise on one model, no state, and a limit on the total if there is one."""
+    """Default implementation of a client side: one hypothesis, no state, and a filter if a total is given."""
 
     trust: ClassVar[Trust] = "local"
     most_models: ClassVar[int | None] = 1
@@ -107,30 +108,30 @@ class ClientDefaults(Parameters):
 
 
 class NoisyClientSide(ClientSide, Protocol):
-    """Client side that needs ``noisy_steps``: training adds its noise."""
+    """Interface of a client side whose noise is added inside training (``noisy_steps``)."""
 
     @property
     def noisy_steps(self) -> NoisySteps:
-        """Noisy steps that the client's trainer has to take."""
+        """Noisy steps that the client's trainer takes."""
 
     def budget(self) -> SpendFilter | None:
-        """Return a filter that holds a client to the planned steps; None without a plan."""
+        """Return a filter that limits a client to the planned steps; None without a plan."""
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
-        """Return the question that a broadcast puts to the sites of a secure sum; None for other sums."""
+        """Return the question of a broadcast to the sites of a secure sum; None for other sums."""
 
     def agreed(self, dimension: int) -> str:
         """Return the terms that all sites of a secure sum have to agree on; "" for other sums."""
 
     def require_sites(self, sites: int, field: str) -> None:
-        """Refuse a number of clients in a round, named `field`, with which the sum cannot be made (`FieldError`)."""
+        """Refuse, with a FieldError for `field`, a number of clients with which the sum cannot be made."""
 
     def require_terms(self, releases: Releases) -> None:
-        """Refuse, on the server, a reply whose noise was made on other terms than the promise (`ReplyError`)."""
+        """Refuse, at the server, a reply whose noise was made with other parameters than the promise (`ReplyError`)."""
 
 
 class ServerSide(Protocol):
-    """Server side of a method: a frozen dataclass of public parameters.
+    """Interface of a method's server side: a frozen dataclass of public parameters.
 
     Examples
     --------
@@ -141,7 +142,7 @@ class ServerSide(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Fields of ServerFacts that the engine must supply."""
+        """Names of the fields of ServerFacts that the engine must supply."""
 
     @property
     def hypotheses(self) -> int:
@@ -168,7 +169,7 @@ class ServerSide(Protocol):
         """How many stacks of all updates `combine` holds at once beside the replies: what a server needs room for."""
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        """Return the state before the first round."""
+        """Return the server's state before the first round."""
 
     def combine(
         self,
@@ -177,11 +178,11 @@ class ServerSide(Protocol):
         state: Any,
         source: Source,
     ) -> Combined:
-        """Turn valid replies (in the order of `facts.partitions`) into the next models."""
+        """Compute the next models from valid replies, which are in the order of `facts.partitions`."""
 
 
 class ServerDefaults(Parameters):
-    """Defaults of server sides: one model, no rule, no noise, and no state."""
+    """Default implementation of a server side: one model, no rule, no noise, no state."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
     hypotheses: ClassVar[int] = 1
@@ -201,12 +202,12 @@ class ServerDefaults(Parameters):
 
 
 def require_parts(method: str, side: object, contract: type) -> None:
-    """Refuse a side of a method, or its class, that lacks a part of its contract; called before a run.
+    """Refuse a side of a method, or its class, if it lacks an attribute of its interface.
 
     Raises
     ------
     FieldError
-        With the method, the side and the part that it lacks.
+        For the first missing attribute; the text names it, the method and the side.
     """
     given = {*dir(side), *getattr(side, "__dataclass_fields__", ())}
     for part in (*contract.__annotations__, *vars(contract)):
@@ -218,7 +219,7 @@ def require_parts(method: str, side: object, contract: type) -> None:
 
 @dataclass(frozen=True)
 class Method:
-    """Client side and server side that belong together.
+    """Privacy method: a client side and a server side that belong together.
 
     Examples
     --------
@@ -240,7 +241,7 @@ class Method:
 
     @property
     def may_promise(self) -> bool:
-        """Whether the method can have an epsilon, by noise on the clients, in training or on the server."""
+        """Whether the method can have an epsilon, by the clients' noise or the server's."""
         return self.client.trust != "central" or self.server.may_be_proven
 
     @property
@@ -260,7 +261,10 @@ class Method:
 
     @property
     def keeps_released(self) -> bool:
-        """Whether the server's state may be stored; a server side of your own declares it by ``keeps_released``."""
+        """Whether the server's state may be stored, because it follows from released models alone.
+
+        A server side of your own declares this by an attribute ``keeps_released``.
+        """
         return bool(getattr(self.server, "keeps_released", False))
 
     def __post_init__(self) -> None:
@@ -281,7 +285,7 @@ class Method:
 def noise_figures(
     scales: Sequence[tuple[float, ...]], layout: Layout, bound: float
 ) -> dict[str, float]:
-    """Return figures of the median client's noise, compared with the clip `bound`.
+    """Compute figures of the median client's noise, compared with the clip `bound`.
 
     Parameters
     ----------
@@ -295,8 +299,8 @@ def noise_figures(
     Returns
     -------
     dict of str to float
-        `sigma`, `noise_to_clip` and `signal_to_noise`. The last is a bound, clip over noise, as under local trust the
-        length of an update is private.
+        `sigma`, `noise_to_clip` and `signal_to_noise`. The last is an upper bound, clip over noise, because the length
+        of an update is private under local trust.
     """
     sizes = list(layout.sizes("module").values())
     lengths = []

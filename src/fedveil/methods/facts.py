@@ -1,4 +1,4 @@
-"""Arguments and results of a method's client side and server side."""
+"""Arguments and results of a method's two sides: public facts, broadcasts, private facts, results."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ LOST = 1e-4  # probability that a lot of public size overflows its batch, so tha
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFacts(Parameters):
-    """Public facts that are known before a round begins.
+    """Public facts about a round, known before it begins.
 
     Attributes
     ----------
@@ -36,8 +36,8 @@ class PublicFacts(Parameters):
     dimension : int
         Number of shared parameters d.
     layer_scores : tuple of float, optional
-        Score of each layer (module, in layout order) of the broadcast model on public data. Some methods split a budget
-        by it.
+        Score of each layer (module, in layout order) of the broadcast model on public data; some methods split a budget
+        by these.
     run : str
         Name of the run, for a secure sum.
     attempt : int
@@ -47,7 +47,7 @@ class PublicFacts(Parameters):
     terms : str
         Terms that all sites of a secure sum have to agree on (`SumTerms.text`).
     receipt : str
-        Receipt of the round before (`fedveil.accounting.Receipt.text`); empty without receipts.
+        Receipt of the previous round (`fedveil.accounting.Receipt.text`); empty without receipts.
     """
 
     round: Count
@@ -64,7 +64,7 @@ class PublicFacts(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Broadcast:
-    """Release of the server that opens a round: k models [k, d] and public facts."""
+    """Message of the server that opens a round: k models [k, d] and public facts."""
 
     models: Tensor
     public: PublicFacts
@@ -80,19 +80,19 @@ class Broadcast:
 
     @cached_property
     def apart(self) -> float:
-        """Largest Euclidean distance between two hypotheses; 0 for one."""
+        """Largest Euclidean distance between two hypotheses; 0 if there is only one."""
         if len(self.models) < 2:
             return 0.0
         return float(torch.pdist(self.models.double()).max())
 
     @cached_property
     def opened(self) -> str:
-        """Digest of the models, equal to the one in the ledger of a server that released them."""
+        """Digest of the models, equal to the one in the server's ledger."""
         return digest((Release("model", self.models),))
 
     @cached_property
     def facts(self) -> str:
-        """Digest of the public facts, except the receipt of the round before and the planned cohort.
+        """Digest of the public facts, without the previous round's receipt and the planned cohort.
 
         So a server that is restarted with another planned cohort still gets the same release from a client.
         """
@@ -104,7 +104,7 @@ class Broadcast:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySteps:
-    """Private training steps that add noise; also the record of how a model was trained.
+    """Parameters of noised training steps (DP-SGD); also the record of how a model was trained.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class NoisySteps:
     denominator : float
         Divisor of the noisy sum: a constant, never the size of the sample.
     public_size : bool
-        Whether the number of examples (persons) is public, so that a silo may be refused for it.
+        Whether the number of examples (persons) is public. Then a silo may be refused for it.
     most : int
         Most examples (persons) that a silo may have if their number is private; a full batch has as many places. 0: any
         number, and gradients are computed one example at a time.
@@ -127,11 +127,12 @@ class NoisySteps:
         0: gradients of examples are clipped. Otherwise gradients of persons are, and this is the most images used of
         one person (her first ones).
     summed : bool
-        Whether only the sum over silos has enough noise. Everything after a step must then be linear.
+        Whether only the sum over silos has enough noise (trusted sum). All computation after a step must then be
+        linear.
     lr : float
-        Learning rate of a summed step, which scales its noise; filled in by the trainer. 0: free.
+        Learning rate of a summed step, filled in by the trainer; it scales the step's noise. 0: any.
     grid : float
-        0, or the grid of a secure sum. Training then adds no noise and learns nothing: it returns the integer sum of
+        0, or the grid of a secure sum. Training then adds no noise and changes no model: it returns the integer sum of
         the contributions, clipped and rounded to the grid.
     units : int
         Most examples (persons) of any silo, so that sums on a grid do not overflow. 0: any number.
@@ -168,7 +169,7 @@ class NoisySteps:
     def places(self, examples: int) -> int:
         """Return the number of places in a step's batch, dummies included; 0: one example at a time.
 
-        It follows from public numbers alone.
+        The number follows from public numbers alone.
         """
         if self.public_size:
             return examples if self.rate == 1 else least_places(examples, self.rate, LOST)
@@ -179,7 +180,7 @@ class NoisySteps:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """Facts that a client's method gets besides its releases; they never leave the client.
+    """Arguments of `protect` besides the releases. They are private and never leave the client.
 
     Attributes
     ----------
@@ -192,8 +193,8 @@ class ClientFacts:
     layer_scores : mapping of str to float, optional
         Score S_l of each layer, measured on the client's sensitive regions.
     failed : bool
-        Whether training failed. The model is then the start, or noise alone if training adds the noise. A scale that
-        would follow from private values is replaced by the method's public fallback.
+        Whether training failed. The model is then the start, or noise alone if training adds the noise. The method's
+        public fallback replaces any scale from private values.
     noised : NoisySteps, optional
         Noise that the client's trainer added.
     site : Site, optional
@@ -216,7 +217,7 @@ class ClientFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """Facts that the server's method gets besides the replies; they follow from releases and public data alone.
+    """Arguments of `combine` besides the replies. They follow from releases and public data alone.
 
     Attributes
     ----------
@@ -229,7 +230,7 @@ class ServerFacts:
     public_scores : Tensor, optional
         [n, L], layer scores of the received models on public data.
     public_update : Tensor, optional
-        [d], update that results if the broadcast model is trained on public data as a client would train it.
+        [d], update of the broadcast model by training on public data, as a client would train it.
     question : SumContext, optional
         Question that the sites of a secure sum were asked.
     """
@@ -244,14 +245,14 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Refusal of a client to take part in a round, for a public reason."""
+    """Answer of a client that does not take part in a round, with a public reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Protected:
-    """Result of `protect`: releases that may leave, their cost, and the client's next state."""
+    """Result of `protect`: the protected releases, their cost, and the client's next state."""
 
     releases: Releases
     spend: Spend

@@ -1,11 +1,11 @@
 """FedRE: layer-wise local noise steered by privacy-sensitive regions, and perturbation-aware aggregation.
 
 Source: the FedRE paper, equations 3 to 11. Trust model: untrusted server. A client scores each layer by how much its
-gradient depends on the sensitive region of the client's images. Layers with a higher score get a smaller budget. It
-clips each layer to C_l and adds N(0, C_l^2 sigma_l^2). The model after local training is released. So the update plays
-the role of -eta * gradient, and a client's update is clipped, not one sample. It is a heuristic, because the split of
-the budget is computed from private data. The server weighs clients layer by layer by scores of the received models on
-public data.
+gradient depends on the sensitive region of the client's images. Layers with a higher score get a smaller budget. The
+client clips each layer of its update to C_l and adds N(0, C_l^2 sigma_l^2). It releases the model after local training.
+So the update takes the place of the paper's -eta * gradient, and the update of a client is clipped, not a single
+sample. It is a heuristic, because the split of the budget is computed from private data. The server weighs clients
+layer by layer by scores of the received models on public data.
 
 The paper calls C_l the largest contribution of a training sample, and takes equation 9 from its reference [33]. The
 code of that reference uses a sensitivity of 2 C_l / |D_k|, with |D_k| the client's number of samples. `sensitivity =
@@ -49,8 +49,8 @@ class FedRE(ClientDefaults):
     Parameters
     ----------
     epsilon, delta : float
-        The paper's totals over layers and rounds. They set the noise of each layer, and are no guarantee with private
-        scores.
+        The paper's totals over layers and rounds. They determine the noise of each layer. With private scores they are
+        no guarantee.
     clip : float or mapping of str to float
         C_l: one for all layers, or one for each (layers are modules).
     scores : {"private", "public"}
@@ -117,7 +117,7 @@ class FedRE(ClientDefaults):
         return LastScores()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Return figures of the median client's noise, compared with the length of all layers' clips."""
+        """Return figures of the median client's noise, compared with the root of the sum of C_l^2."""
         squares = [bound * bound for bound in self._bounds(layout).values()]
         return noise_figures(scales, layout, math.sqrt(sum(squares)))
 
@@ -134,7 +134,7 @@ class FedRE(ClientDefaults):
     ) -> Protected:
         """Clip and noise each layer of the update; everything else stays on the client.
 
-        If the split follows private scores, a failed client splits the budget evenly instead. In a round without new
+        If the split depends on private scores, a failed client splits the budget evenly instead. In a round without new
         scores (`Scoring.every`) a client uses its last ones.
         """
         model = model_of(releases)
@@ -286,9 +286,9 @@ def _require_usable(
     dtype: torch.dtype,
     rises: bool,
 ) -> None:
-    """Refuse noise whose square the model's type cannot hold.
+    """Refuse noise whose squared deviation over- or underflows in the model's number type.
 
-    `rises` tells whether the noise grows with the value of `field`, so that the refusal can say which way to change it.
+    `rises` says whether the noise grows with the value of `field`; the refusal then advises a smaller or larger value.
     """
     limits = torch.finfo(dtype)
     least, most = math.sqrt(limits.tiny), math.sqrt(limits.max)
@@ -313,7 +313,7 @@ class PerturbationAware(ServerDefaults):
     normalised : bool
         True: weights proportional to 1/alpha that sum to 1. False: the printed 1/(K alpha).
     weighting : {"scores", "equal"}
-        "equal" is the plain mean, without public data: the baseline of FedRE.
+        "scores": weights from scores on public data. "equal": the plain mean without public data, FedRE's baseline.
     """
 
     normalised: bool = True

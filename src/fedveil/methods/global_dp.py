@@ -25,18 +25,18 @@ from fedveil.methods.central import CentralNoise
 
 @dataclass(frozen=True)
 class GlobalDP(CentralNoise):
-    """Global DP around an aggregation rule; `CentralNoise` has the other parameters.
+    """Global DP: Gaussian noise of a fixed scale on the server's aggregate. `CentralNoise` describes the other parameters.
 
     Parameters
     ----------
     noise_multiplier : float
         z. Without it, z follows from the three parameters below.
     epsilon, delta, rounds : float, float, int, optional
-        Total over all rounds, for which z is computed: ``GlobalDP(epsilon=8, delta=1e-5, rounds=20)``. This needs the
+        Target over all rounds, from which z is computed: ``GlobalDP(epsilon=8, delta=1e-5, rounds=20)``. This needs the
         formal order, Gaussian noise and a fixed C.
     derived_from : str
-        Private runs from which the noise multiplier was computed, if any. The release then has no epsilon: its status
-        is heuristic.
+        Description of private runs from which the noise multiplier was computed, if any. The release then has no
+        epsilon: its status is heuristic.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class GlobalDP(CentralNoise):
     derived_from: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse combinations that cannot work, and a missing noise multiplier that nothing determines."""
+        """Refuse combinations that cannot work, and a noise multiplier that is neither given nor determined."""
         self._require_names()
         if self.epsilon is not None:
             object.__setattr__(self, "noise_multiplier", self._calibrated(self.epsilon))
@@ -114,7 +114,7 @@ def running_sum(
     cohort: int,
     state: Any,
 ) -> RunningSum | None:
-    """Return a running sum for a round's updates if the server side needs only their sum; else None.
+    """Make a running sum for a round's updates if the server side needs only their sum; else return None.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ class GroupPrivacy(ClientDefaults):
         Public radius r that replaces the private length of the step (the sound variant). Then epsilon = n / (nu * r),
         and each release is epsilon-d-private.
     fallback_radius : float
-        Public radius for a client whose step has no length, because it failed or did not move.
+        Public radius for a client whose step has length 0 because training failed or changed nothing.
     distribution : {"laplace", "gaussian"}
         Distribution of the noise. Gaussian noise of the same expected length nu * r needs a public radius. Two models D
         apart are then (D / sigma)-GDP apart, in any dimension.
@@ -132,7 +132,7 @@ class GroupPrivacy(ClientDefaults):
 
 @lru_cache(maxsize=256)
 def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
-    """Return the cost of taking part without the private scale; it is the same for every client of a round."""
+    """Return the cost of taking part without the private scale, which is the same for all clients of a round."""
     leakage: float | None = NeighbourhoodLaplace(side.noise_multiplier).leakage(dimension)
     bound: Bound = Heuristic("epsilon depends on the length of the client's private step")
     scale: tuple[float, ...] = ()
@@ -166,15 +166,15 @@ class Idle:
 
 @dataclass(frozen=True, kw_only=True)
 class Clusters(ServerDefaults):
-    """Server side of group privacy: k-means from the hypotheses, then the mean of each cluster.
+    """Server side of group privacy: k-means that starts at the hypotheses, then the mean of each cluster.
 
     Parameters
     ----------
     hypotheses : int
         k, the number of models.
     divide : int
-        Number of consecutive rounds without a member after which a hypothesis takes over one half of the largest
-        cluster. 0: never, as in the paper; a hypothesis that wins all clients at the start then keeps them.
+        Number of consecutive rounds without a member after which a hypothesis takes over half of the largest cluster.
+        0: never, as in the paper; if one hypothesis gets all clients at the start, it then keeps them.
     """
 
     hypotheses: Hypotheses = 2  # type: ignore[misc]
@@ -227,5 +227,5 @@ class Clusters(ServerDefaults):
 
 
 def mean(models: Tensor) -> Tensor:
-    """Return the mean of models [n, d], added in float64."""
+    """Compute the mean of models [n, d], summed in float64."""
     return models.to(torch.float64).mean(0).to(models.dtype)

@@ -4,7 +4,7 @@ Source: the metric-privacy paper, section 6 and Algorithm 1. Trust model: an hon
 the clear (so no secure aggregation), semi-honest clients. A round has sigma = z * C / (n * d_r), with d_r the largest
 distance between two local models, measured before clipping. The formal order has z times the rule's sensitivity in
 place of z * C / n; for a mean both are the same. It is a heuristic: sigma depends on unprotected models, and can be
-read off the release itself.
+estimated from the release itself.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,24 +28,26 @@ OUTLIER = 10.0  # updates longer than this many medians are left out of the dist
 
 @dataclass(frozen=True)
 class MetricPrivacy(CentralNoise):
-    """Metric privacy around an aggregation rule; `CentralNoise` has the other parameters.
+    """Metric privacy: server noise divided by a distance between models. `CentralNoise` describes the other parameters.
 
     Parameters
     ----------
     distance : str
-        A metric of `fedveil.calibration.DISTANCES`.
+        Name of a metric in `fedveil.calibration.DISTANCES`.
     grouping : {"array", "module"}
         Unit that the metric treats as a layer.
     distance_on : {"raw", "clipped", "released"}
-        Models between which the distance is measured: before clipping (Algorithm 1) or after it (the paper's appendix).
-        "released", the sound variant, measures how far the released model moved in the last round.
+        Models between which the distance is measured. "raw": before clipping (Algorithm 1). "clipped": after it (the
+        paper's appendix). "released", the sound variant: how far the released model moved in the last round.
     direction : {"less", "more"}
         Whether a larger distance gives less noise (the formula) or more (the text).
     released_range : tuple of float
-        Public bounds of the released distance. The guarantee holds for the worse of the two. A filter charges the
-        actual cost of each round, and its budget is the total if that is less.
+        Public lower and upper bound of the released distance. The guarantee is computed from the worse one. A filter
+        charges the actual cost of each round, and its budget is the total if that is less.
 
-    Notes ----- A single client must not switch the noise off by a huge update. So updates longer than 10 times the
+    Notes
+    -----
+    A single client must not switch the noise off by a huge update. So updates longer than 10 times the
     (lower) median length are left out of the distance, and the report counts them. If fewer than two models remain, or
     they are identical (d = 0), the round uses the global scale z * C / n and the report says so.
 
@@ -63,7 +65,7 @@ class MetricPrivacy(CentralNoise):
     released_range: tuple[float, float] = field(default=(0.25, 4.0), kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse combinations of parameters that cannot work."""
         super().__post_init__()
         require_choice("distance", self.distance, DISTANCES)
         if self.distance == COSINE and self.distance_on == "released":
@@ -114,7 +116,7 @@ class MetricPrivacy(CentralNoise):
         return sigma, {"distance": d, "global_fallback": float(d == 0), **figures}
 
     def _released_distance(self, facts: ServerFacts, state: CentralState) -> float:
-        """Measure how far the released model moved in the last round, corrected for its own noise; 0 in the first round."""
+        """Measure how far the released model moved in the last round, less its own noise; 0 in the first round."""
         if state.released is None:
             return 0.0
         step = facts.broadcast.models[0] - state.released

@@ -1,9 +1,9 @@
 """Sides without noise: a client that trusts the server, a server that only aggregates, and IFCA.
 
 IFCA: personalised models by clusters, the baseline of group privacy. Source: Ghosh et al. 2020 (arXiv 2006.04088),
-model averaging. Trust model: the server is trusted. It broadcasts k hypotheses. A client trains the one that fits its
-data best, and reports its index. The server averages the models of each cluster. The index has a maximal leakage of ln
-k a round, and the client's ledger counts it. The model has no such bound, so nothing is promised.
+model averaging. Trust model: the server is trusted. It broadcasts k hypotheses. A client trains the hypothesis that
+fits its data best, and reports its index. The server averages the models of each cluster. The index has a maximal
+leakage of ln k in each round, which the client's ledger counts. The model has no such bound, so nothing is promised.
 """
 
 import math
@@ -25,7 +25,7 @@ from fedveil.methods.replies import stack_counts, stack_models, updates_of
 
 @dataclass(frozen=True)
 class TrustedServer(ClientDefaults):
-    """Client side of every central method: the server sees everything, and `protect` changes nothing."""
+    """Client side of every method with a trusted server: all releases are sent without protection."""
 
     trust: ClassVar[Trust] = "central"
     most_models: ClassVar[int | None] = None
@@ -35,11 +35,11 @@ class TrustedServer(ClientDefaults):
         return {}
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """Return no filters, as the total is the server's."""
+        """Return no filters, as the server is charged."""
         return []
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """Return no cost, as the server pays."""
+        """Return a spend without cost, as the server is charged."""
         return nothing("central")
 
     def protect(
@@ -49,13 +49,13 @@ class TrustedServer(ClientDefaults):
         state: NoState,
         source: Source,
     ) -> Protected:
-        """Pass all releases on."""
+        """Return all releases unchanged."""
         return Protected(releases, nothing("central"), state)
 
 
 @dataclass(frozen=True)
 class AroundRule(ServerDefaults):
-    """Server side of one model around an aggregation rule.
+    """Base of server sides that use an aggregation rule, for one model.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class AroundRule(ServerDefaults):
         return self.aggregator.needs
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        """Return the rule's first state."""
+        """Return the rule's state before the first round."""
         return self.aggregator.init(dimension, dtype)
 
 
@@ -123,10 +123,10 @@ class Plain(AroundRule):
 
 @dataclass(frozen=True)
 class ReportsIndex(TrustedServer):
-    """Client side of IFCA: all releases leave, together with the index of the trained hypothesis."""
+    """Client side of IFCA: all releases are sent, with the index of the trained hypothesis."""
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """Return the leakage of the index, at most ln k; nothing is promised."""
+        """Return the leakage of the reported index, at most ln k; nothing is promised."""
         k = len(broadcast.models)
         if k == 1:
             return nothing("central")
@@ -145,7 +145,7 @@ class ReportsIndex(TrustedServer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedClusters(Clusters):
-    """Server side of IFCA: the mean of all models that report the same hypothesis (`Clusters`)."""
+    """Server side of IFCA: for each hypothesis the mean of the models that report its index; see `Clusters`."""
 
     def combine(
         self,
@@ -173,7 +173,7 @@ class ReportedClusters(Clusters):
 
 
 def _index(reply: Releases, k: int) -> int:
-    """Return the index that a reply reports; -1 if it is not one of the k hypotheses."""
+    """Read the index in a reply; -1 if it has none of the k hypotheses."""
     reported = [
         release.value for release in reply if release.kind == "index" and release.value.numel() == 1
     ]

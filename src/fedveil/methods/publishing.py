@@ -1,4 +1,4 @@
-"""Metrics published to clients after each round, and losses of validation clients: noised, or in the clear.
+"""Metrics published to clients after each round, and losses of validation clients: with noise, or in the clear.
 
 A published accuracy or loss is a release of the server, as the model is. An attacker with data like a client's can
 compare its own loss with the published one. The noise on the model moves both losses alike, so it hides nothing here.
@@ -40,13 +40,14 @@ IN_THE_CLEAR = "clients see aggregated metrics without noise after each round"
 
 @dataclass(frozen=True, kw_only=True)
 class Publishing(Parameters):
-    """Publication of mean metrics to clients: the loss, and the accuracy if there are classes.
+    """Options for publishing mean metrics to clients: the loss, and the accuracy if there are classes.
 
     Parameters
     ----------
     metrics : {"off", "noised", "clear"}
-        Off: nothing is published, and training does not need it. Noised: each client's figures are cut to their ranges,
-        averaged and noised, at a cost. Clear: the mean over all held-out examples; the total is then not proven.
+        Off: nothing is published; training does not need it. Noised: each client's figures are cut to their ranges,
+        averaged and noised, at a privacy cost. Clear: the mean over all held-out examples; the total is then not
+        proven.
     noise_multiplier : float
         z of the noised metrics: a round costs mu = 1 / z (replace-one 2 / z).
     loss_range : float
@@ -55,7 +56,7 @@ class Publishing(Parameters):
     Raises
     ------
     FieldError
-        For any other value.
+        For an invalid value.
 
     Examples
     --------
@@ -75,14 +76,14 @@ class Publishing(Parameters):
         relation: Relation,
         source: Source,
     ) -> tuple[tuple[Release, ...], Spend]:
-        """Release the metrics of one round.
+        """Compute the released metrics of one round, with their cost.
 
         Parameters
         ----------
         names : sequence of str
             m names, ``"loss"`` and ``"accuracy"``.
         figures : Tensor
-            [N, m], one row for each client of the federation, in natural units; NaN without a measurement.
+            [N, m], metrics of each client of the federation, not yet cut or scaled; NaN without a measurement.
         counts : Tensor
             [N], held-out examples of each client.
         relation : {"zero-out", "add/remove", "replace-one"}
@@ -151,7 +152,7 @@ ANSWERS = "whether and when a validation client answers does not depend on its d
 
 @dataclass(frozen=True, kw_only=True)
 class Validation(Parameters):
-    """Release of validation clients' losses.
+    """Options for releasing validation clients' losses.
 
     Parameters
     ----------
@@ -167,7 +168,7 @@ class Validation(Parameters):
     Raises
     ------
     FieldError
-        For any other value.
+        For an invalid value.
 
     Examples
     --------
@@ -181,7 +182,7 @@ class Validation(Parameters):
     releases: Count = 20
 
     def quote(self, trust: Trust) -> Spend:
-        """Return the cost of one release to its client, whatever the loss; under central trust the server pays."""
+        """Return the cost of one released loss for its client; under central trust the server is charged instead."""
         if self.losses == "public" or trust == "central":
             return nothing(trust)
         guarantee = of_round(GDP(1 / self.noise_multiplier), "local", "replace-one", ANSWERS)

@@ -1,8 +1,8 @@
-"""Record- and person-level privacy in the silos: clipped gradients with noise, inside local training.
+"""Record- and person-level privacy: clipped gradients with noise inside each silo's local training.
 
 Source: Abadi et al. 2016 (arXiv 1607.00133), DP-SGD. Every step of a silo sums its examples' gradients, each clipped to
-C, over the whole silo or a Poisson sample. It adds Gaussian noise and divides by a *fixed* number, as the noise would
-not hide the size of the sample. Momentum, the server's rule and the model are post-processing.
+C, over the whole silo or a Poisson sample. It adds Gaussian noise and divides by a *fixed* number, because the noise
+would not hide the size of the sample. Momentum, the server's rule and the model are post-processing.
 
 With ``unit="person"`` the mean gradient of all images of one person is clipped. One person then moves a sum by at most
 C, however many images she has, and Poisson samples draw persons.
@@ -18,8 +18,8 @@ Three trust models:
 * ``sum="trusted"``. n silos add noise of deviation z C / sqrt(n - t), so that any n - t of them together add the noise
   of one sum. The other t may drop out, lie about their noise, or pool what they know. t is at least 1, because a silo
   can subtract its own share. The promise is about the *sum* of one step, and the receiver of single shares is trusted.
-  A round is one step, because a second local step would have the noise of one share only. It is a step of SGD: Adam's
-  first step is the sign of the share, and a sum of signs keeps hardly any noise of other silos.
+  A round is one step, because a second local step would have the noise of one share only. It is a step of SGD. Adam's
+  first step would be the sign of the share, and a sum of signs keeps hardly any noise of other silos.
 * ``sum="secure"``. The same without a trusted receiver. Shares are masked integers (`fedveil.secure`), with noise for m
   - c honest sites of any roster.
 """
@@ -49,17 +49,17 @@ SUMS: dict[str, type[NoSum]] = {"none": NoSum, "trusted": TrustedShares, "secure
 
 @dataclass(frozen=True, kw_only=True)
 class RecordDP(RecordPromise, ClientDefaults):
-    """Record- and person-level privacy: the parameters of the promise, and those that change only models.
+    """Method for record- and person-level privacy: DP-SGD in each silo.
 
-    `RecordPromise` describes the parameters of the promise; the parameters below cannot change it. Under
-    ``relation="add/remove"`` the default of `most` is twice the planned number of a silo.
+    `RecordPromise` describes the parameters of the promise. The parameters below change only models, not the promise.
+    Under ``relation="add/remove"`` the default of `most` is twice the planned number of a silo.
 
     Parameters
     ----------
     aggregator : Aggregator, optional
         Rule of the server, applied to noised models; FedAvg by default.
     examples : float
-        Planned number of examples of a silo, public and the same for all silos; required. Every step is divided by
+        Planned number of examples of a silo, public and the same for all silos; required. A step's sum is divided by
         `rate` times this number, so a silo with more examples has more weight.
     people : float
         With ``unit="person"`` or ``"person region"``: planned number of persons of a silo, in place of `examples`.
@@ -67,8 +67,8 @@ class RecordDP(RecordPromise, ClientDefaults):
         With ``unit="region"`` or ``"person region"``: value of a blanked coordinate, as the model takes it; a public
         constant, never a mean of the data.
     records_per_person : int
-        With ``unit="person"`` or ``"person region"``, required: most examples that are used of one person, her first
-        ones. A step takes longer the larger it is.
+        With ``unit="person"`` or ``"person region"``, required: most examples used of one person (her first ones). A
+        larger number makes steps slower.
     lr : float, optional
         With ``sum="secure"``: learning rate of the server's step; by default that of local training, if the engine
         knows it.
@@ -138,24 +138,24 @@ class RecordDP(RecordPromise, ClientDefaults):
 
     @cached_property
     def promise(self) -> RecordPromise:
-        """Promise of this method, with all parameters on which it depends."""
+        """The parameters on which the method's promise depends."""
         own = {field.name: getattr(self, field.name) for field in fields(RecordPromise)}
         own["most"] = self.most_units or None
         return RecordPromise(**own)
 
     @property
     def trust(self) -> Trust:  # type: ignore[override]
-        """Trust model, which follows the sum."""
+        """Trust model, determined by `sum`."""
         return self.promise.trust
 
     @cached_property
     def _shares(self) -> NoSum:
-        """Kind of sum over the silos' steps."""
+        """Implementation of the chosen `sum` over the silos' steps."""
         return SUMS[self.sum](self.promise, self.denominator, self.units)
 
     @property
     def server(self) -> type[Plain]:
-        """Class of the server side that belongs to the sum."""
+        """Class of the server side for the chosen `sum`."""
         return self._shares.server
 
     @property
@@ -195,11 +195,11 @@ class RecordDP(RecordPromise, ClientDefaults):
         return self._shares.steps(noisy)
 
     def noise_on_mean(self, silos: int) -> float:
-        """Return the deviation of the noise on a step's mean gradient over `silos`; the signal is at most C."""
+        """Return the deviation of the noise on a step's mean gradient over `silos`; that mean has length at most C."""
         return self.deviation / (self.denominator * math.sqrt(silos))
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Return figures of the noise on a step's mean gradient over the silos, a mean of length at most C."""
+        """Return figures of the noise on a step's mean gradient over the silos."""
         sigma = self.noise_on_mean(len(scales))
         ratio = sigma * math.sqrt(layout.size) / self.clip
         return {"sigma": sigma, "noise_to_clip": ratio, "signal_to_noise": 1 / ratio}
@@ -213,7 +213,7 @@ class RecordDP(RecordPromise, ClientDefaults):
         return self.promise.budgets(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend | Refusal:
-        """Return the cost of a round's steps, whatever the broadcast; decline a cohort for which the sum is not sized."""
+        """Return the cost of a round's steps; decline a round beyond the plan, or a cohort of another size than the sum's."""
         reason = self._shares.refusal(broadcast.public)
         if reason:
             return Refusal(reason)
@@ -226,12 +226,12 @@ class RecordDP(RecordPromise, ClientDefaults):
     def protect(
         self, releases: Releases, facts: ClientFacts, state: NoState, source: Source
     ) -> Protected:
-        """Release the model that was trained with this noise, or the silo's share; all else stays on the client."""
+        """Release the model that was trained with this noise, or the silo's share of the sum, and nothing else."""
         leaving = self._shares.leaving(releases, facts, self.noisy_steps)
         return Protected(leaving, self.spend() if leaving else nothing("local"), state)
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
-        """Return the question that a broadcast puts to the sites of a secure sum; None for other sums."""
+        """Return the question of a broadcast to the sites of a secure sum; None for other sums."""
         return self._shares.question(broadcast, layout)
 
     def agreed(self, dimension: int) -> str:
@@ -239,20 +239,20 @@ class RecordDP(RecordPromise, ClientDefaults):
         return self._shares.agreed(dimension)
 
     def require_sites(self, sites: int, field: str) -> None:
-        """Refuse a number of clients in a round with which this kind of sum cannot be made."""
+        """Refuse a number of clients in a round with which the chosen sum cannot be made."""
         self._shares.require_sites(sites, field)
 
     def terms(self, noised: NoisySteps) -> Releases:
-        """Return the public terms that all silos of a trusted sum have to agree on; nothing for other sums."""
+        """Return the public parameters that all silos of a trusted sum must share; none for other sums."""
         return self._shares.terms(noised)
 
     def require_terms(self, releases: Releases) -> None:
-        """Refuse a share that was made on other terms; its silo then counts as dropped out.
+        """Refuse a share that was made with other parameters; its silo then counts as dropped out.
 
         Raises
         ------
         ReplyError
-            With the first term that differs or is missing.
+            For the first parameter that differs or is missing; the text names it.
         """
         given = figures_of(releases)
         for term in self.terms(replace(self.noisy_steps, lr=given.get("lr", 0.0))):

@@ -1,4 +1,4 @@
-"""Promise of record- and person-level privacy: its parameters, and the numbers that follow from them.
+"""Promise of record- and person-level privacy: its parameters, and the numbers computed from them.
 
 `RecordPromise.spend` computes the cost from these parameters alone. The other parameters of `RecordDP` (such as the
 divisor of a step) change models, but no epsilon.
@@ -62,7 +62,7 @@ TRUST: dict[str, Trust] = {"none": "local", "trusted": "trusted sum", "secure": 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordPromise(Parameters):
-    """Parameters of a promise at record or person level, and the numbers that follow from them.
+    """Parameters of a promise at record or person level, and the numbers computed from them.
 
     Parameters
     ----------
@@ -70,13 +70,13 @@ class RecordPromise(Parameters):
         Unit that is clipped and protected. A region is the marked content of one record, or of all records of one
         person (`fedveil.learning.regions`). Labels, other coordinates and membership are then not protected.
     sum : {"none", "trusted", "secure"}
-        Summation of the silos' steps, which sets who is trusted (`fedveil.methods.record`).
+        Summation of the silos' steps. It determines who is trusted (`fedveil.methods.record`).
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring silos. Under ``"add/remove"`` a silo's size is private, and nothing depends on it; under the others
         it is public. In the neighbouring silo a region is blank (``"zero-out"``) or has other content
         (``"replace-one"``).
     epsilon, delta : float, optional
-        Target of the total over `rounds`; z is the least noise that meets it.
+        Target of the total over `rounds`; z is computed as the least noise that meets it.
     noise_multiplier : float, optional
         z, in place of `epsilon`: the noise on a step's sum has deviation z * C.
     clip : float
@@ -92,7 +92,7 @@ class RecordPromise(Parameters):
         them together.
     most : int, optional
         Under ``"add/remove"``: most examples (persons) that a silo may have, a condition of the promise. A full batch
-        has as many places, each of which takes time. By default twice the planned number.
+        always has this many places, and each takes time. By default twice the planned number.
     silos : int
         With ``sum="trusted"``, required: n, the number of silos in every sum.
     tolerated : int
@@ -108,7 +108,7 @@ class RecordPromise(Parameters):
         With ``sum="secure"``: planned number of sums to repeat because a site dropped out.
     loop : {"trainer", "app"}
         Code that takes the noised steps: FedVeil's trainer, or an app's own loop and optimiser
-        (`fedveil.learning.AppLoop`). An app's loop is a condition of the promise.
+        (`fedveil.learning.AppLoop`). With an app's loop the promise gets a condition.
 
     Raises
     ------
@@ -212,7 +212,7 @@ class RecordPromise(Parameters):
 
     @property
     def trust(self) -> Trust:
-        """Trust model, which follows the sum."""
+        """Trust model, determined by `sum`."""
         return TRUST[self.sum]
 
     @property
@@ -222,22 +222,22 @@ class RecordPromise(Parameters):
 
     @property
     def together(self) -> int:
-        """Number of shares in one sum to which one unit may contribute; they add up, while separate releases compose."""
+        """Number of shares in one sum to which one unit may contribute; their contributions add up."""
         return 1 if self.sum == "none" else self.silos_per_person
 
     @property
     def sums(self) -> int:
-        """Number of releases in a whole run, planned repeats included."""
+        """Number of releases in a whole run, with the planned repeats."""
         return (self.rounds or 0) + self.retries
 
     @property
     def counts(self) -> int:
-        """Number of noisy steps of a round to which one unit may contribute; shares of one sum count once."""
+        """Number of noisy steps in a round to which one unit may contribute; the shares of one sum count once."""
         return self.steps * self.silos_per_person // self.together
 
     @property
     def multiplier(self) -> float:
-        """Noise multiplier of the promise: noise's deviation over the largest contribution of one unit to a sum."""
+        """Noise multiplier of the promise: the noise's deviation divided by one unit's largest contribution to a sum."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier / self.together
         count = self.sums * self.counts
@@ -247,7 +247,7 @@ class RecordPromise(Parameters):
 
     @property
     def adding(self) -> int:
-        """Number of silos whose noise together is the promised noise."""
+        """Number of silos whose noise together makes up the promised noise."""
         if self.sum == "trusted":
             return self.silos - self.tolerated
         if self.sum == "secure":
@@ -262,7 +262,7 @@ class RecordPromise(Parameters):
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Conditions that the sum adds to those of every silo."""
+        """Conditions of the promise that come from the sum."""
         if self.sum == "trusted":
             return SUM_IS_TRUSTED, dropout_condition(self.silos, self.tolerated)
         if self.sum == "secure":
@@ -312,7 +312,7 @@ class RecordPromise(Parameters):
         )
 
     def _draw(self) -> Draw:
-        """Return the draw of a silo's noise, for the ledger."""
+        """Return the numbers of a silo's noise for the ledger."""
         parties = {
             "none": (1, 0),
             "trusted": (self.silos, self.tolerated),
@@ -332,14 +332,14 @@ class RecordPromise(Parameters):
         )
 
     def budget(self) -> StepFilter | None:
-        """Return a filter that holds a silo to the planned steps; None without a plan."""
+        """Return a filter that limits a silo to the planned steps; None without a plan."""
         if self.rounds is None:
             return None
         event = step_event(self.multiplier, self.rate)
         return StepFilter(event, self.sums * self.counts)
 
     def within(self, epsilon: float, delta: float) -> StepFilter:
-        """Return a filter that holds a silo to the total (epsilon, delta)."""
+        """Return a filter that limits a silo to the total (epsilon, delta)."""
         return StepFilter.within(
             step_event(self.multiplier, self.rate), epsilon, delta, self.relation
         )
@@ -356,7 +356,7 @@ class RecordPromise(Parameters):
 
 
 def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop parameters that belong to another kind of sum than the one in `values`."""
+    """Drop the parameters that belong to another `sum` than the one in `values`."""
     kept = dict(values)
     for sum_, own in OWN.items():
         if sum_ != values.get("sum", "none"):
@@ -366,7 +366,7 @@ def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_own_sum(sum_: str, name: str, value: Any) -> None:
-    """Refuse a parameter that belongs to another kind of sum than `sum_`."""
+    """Refuse a parameter that belongs to another `sum` than `sum_`."""
     for other, own in OWN.items():
         if other != sum_ and name in own:
             raise FieldError(name, value, f'goes with sum = "{other}"')

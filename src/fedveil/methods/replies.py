@@ -1,4 +1,4 @@
-"""Replies at the server: checks of them, and their models and counts as tensors."""
+"""Replies at the server: their checks, and their models and counts as tensors."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,7 +16,7 @@ from fedveil.methods.facts import Releases
 
 
 class Replies(Sequence[Releases]):
-    """Replies of a round, with tensors over all of them that are computed once.
+    """Replies of a round, with their models and counts as tensors that are computed once.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Replies(Sequence[Releases]):
         return torch.tensor(self._counts, dtype=torch.float64)
 
     def updates(self, start: Tensor) -> Updates:
-        """Return the received models minus the broadcast one [d]."""
+        """Return the received models less the broadcast model [d]."""
         if self._added is not None:
             return self._added
         if self._changed is None or self._changed[0].data_ptr() != start.data_ptr():
@@ -65,7 +65,7 @@ class Replies(Sequence[Releases]):
         return self._changed[1]
 
     def sound(self, start: Tensor, counted: bool) -> bool:
-        """Check all replies together: whether `check_reply` would accept each of them."""
+        """Whether `check_reply` would accept each reply, computed for all replies together."""
         try:
             if not self._fit(start):
                 return False
@@ -96,7 +96,7 @@ class Replies(Sequence[Releases]):
 
 
 def in_one(rows: Sequence[Tensor]) -> Rows:
-    """Return the tensor [n, d] whose rows these tensors [d] are, in order; the rows themselves if there is none."""
+    """Return the tensor [n, d] whose rows are these tensors [d] in order; if there is no such tensor, the list of rows."""
     whole = rows[0]._base if rows else None
     if whole is None or whole.dtype != rows[0].dtype:
         return rows
@@ -120,7 +120,7 @@ def check_reply(
     counted: bool = False,
     added: bool = False,
 ) -> None:
-    """Refuse a reply that `combine` may not see; the check is the same under every engine.
+    """Refuse a reply that cannot be combined; the check is the same under every engine.
 
     Parameters
     ----------
@@ -129,14 +129,14 @@ def check_reply(
     dimension, dtype
         Dimension and type of the broadcast model.
     counted : bool
-        Whether the reply has to carry its count.
+        Whether the reply must have a count.
     added : bool
         Whether the model was added to a running sum on arrival. The reply still holds a model only if that failed.
 
     Raises
     ------
     ReplyError
-        If it is not one finite model [d] of the broadcast's type and at most one count from 0 to 2^53.
+        Unless the reply is one finite model [d] of the broadcast's type, with at most one count from 0 to 2^53.
     """
     try:
         model, count = model_of(releases), count_of(releases)
@@ -168,7 +168,7 @@ def _check_model(model: Tensor, dimension: int, dtype: torch.dtype) -> None:
 
 
 def check_figures(releases: Releases) -> None:
-    """Refuse an evaluation reply, unless metrics are finite and it has at most one count from 0 to 2^53.
+    """Refuse an evaluation reply unless its metrics are finite and it has at most one count, from 0 to 2^53.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def stack_models(replies: Sequence[Releases]) -> Tensor:
 
 
 def updates_of(replies: Sequence[Releases], start: Tensor) -> Updates:
-    """Return the received models minus the broadcast one [d]."""
+    """Return the received models less the broadcast model [d]."""
     return _as_replies(replies).updates(start)
 
 

@@ -40,14 +40,14 @@ _mu = lru_cache(maxsize=1024)(mu_of_epsilon)
 
 @dataclass(frozen=True)
 class LastBroadcast:
-    """State of a client; none of it is private.
+    """State of a client between rounds; none of it is private.
 
     Attributes
     ----------
     round : int
         Round of the last received broadcast; 0: none yet.
     model, released : Tensor, optional
-        That broadcast [d], and the client's own release of that round.
+        [d] each: the model of that broadcast, and the client's own release in that round.
     reference : Tensor, optional
         [d], mean of the global updates until then, if it is averaged over rounds.
     similarity : float, optional
@@ -114,7 +114,7 @@ class SGALDP(ClientDefaults):
 
     @property
     def static(self) -> bool:
-        """Whether the budget is fixed (the paper's static rule); the noise then reveals nothing about the cosine."""
+        """Whether the budget is fixed (the paper's static rule). The noise then reveals nothing about the cosine."""
         return self.epsilon_min == self.epsilon_max
 
     def init(self) -> LastBroadcast:  # type: ignore[override]
@@ -125,7 +125,7 @@ class SGALDP(ClientDefaults):
         return noise_figures(scales, layout, self.clip)
 
     def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:
-        """Return the cost of taking part: exact in sound variants and under the static rule, else heuristic."""
+        """Return the cost of taking part: exact for sound variants and a fixed budget, else heuristic."""
         return self._spend((), self._known_epsilon(broadcast, state))
 
     def protect(
@@ -135,7 +135,7 @@ class SGALDP(ClientDefaults):
         state: LastBroadcast,
         source: Source,
     ) -> Protected:
-        """Clip and noise the update; all else stays on the client. A failed client spends epsilon_min."""
+        """Clip the update and add noise; nothing else leaves the client. A failed client spends epsilon_min."""
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
@@ -171,7 +171,7 @@ class SGALDP(ClientDefaults):
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
 
     def _known_epsilon(self, broadcast: Broadcast, state: LastBroadcast) -> float:
-        """Return the budget if it follows from earlier releases, else epsilon_min."""
+        """Return the budget if it depends on earlier releases alone, else epsilon_min."""
         reference = None if self.static else self._reference(broadcast, state)
         if reference is None or state.model is None or state.released is None:
             return self.epsilon_min
@@ -229,7 +229,7 @@ class SGALDP(ClientDefaults):
 
 @lru_cache(maxsize=64)
 def _promise(side: SGALDP) -> Guarantee:
-    """Return the promise of a round, whatever budget the round spends."""
+    """Return the promise of a round for any budget within the limits."""
     if side.similarity == "update" and not side.static:
         return of_round(Heuristic("the noise's size depends on the private update"), "local")
     mu = _mu(side.epsilon_max, side.delta)
@@ -241,5 +241,5 @@ def _promise(side: SGALDP) -> Guarantee:
 
 
 def _similarity_mu(side: SGALDP) -> tuple[float, ...]:
-    """Return the cost of a round's noised similarity, which lies in [0, 1]; empty without one."""
+    """Return mu of a round's noised similarity; empty if the similarity is not noised."""
     return (1 / side.similarity_noise,) if side.similarity == "noised" else ()

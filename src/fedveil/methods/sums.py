@@ -4,8 +4,8 @@
 
 In the secure sum a single share is a random number, and no receiver of shares is trusted. A site's step is an integer
 sum of clipped contributions on a grid. The site adds its share of the noise, and masks. The masks cancel only in the
-sum over all sites of one question (`fedveil.secure`, docs/secure-sum.md). Learning rate, momentum and the model are the
-server's.
+sum over all sites of one question (`fedveil.secure`, docs/secure-sum.md). The server applies learning rate and
+momentum.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ TERMS = (
 
 @dataclass(frozen=True)
 class NoSum:
-    """No sum: each silo adds all the noise of its own promise, so the number of steps and the rule are free.
+    """No sum: each silo adds all the noise of its own promise. Any number of steps and any rule are possible.
 
     Attributes
     ----------
@@ -80,11 +80,11 @@ class NoSum:
         """Refuse a number of clients in a round with which the sum cannot be made."""
 
     def refusal(self, public: PublicFacts) -> str:
-        """Return the reason for which a silo declines a round; "" if it takes part."""
+        """Return the reason why a silo declines a round; "" if it takes part."""
         return ""
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
-        """Return the question that a broadcast puts to the sites of a secure sum; None for other sums."""
+        """Return the question of a broadcast to the sites of a secure sum; None for other sums."""
         return None
 
     def agreed(self, dimension: int) -> str:
@@ -97,7 +97,7 @@ class NoSum:
         facts: ClientFacts,
         noisy: NoisySteps,
     ) -> Releases:
-        """Return the releases of a silo: the model, if it was trained with this method's noise, and the terms."""
+        """Return a silo's releases: the model, if it was trained with this method's noise, and the shared parameters."""
         model = model_of(releases)
         if model is None:
             return ()
@@ -109,7 +109,7 @@ class NoSum:
         return (Release("model", model), *self.terms(facts.noised))
 
     def terms(self, noised: NoisySteps) -> Releases:
-        """Return the public terms that all silos of a sum have to agree on."""
+        """Return the public parameters that all silos of a sum must share."""
         return ()
 
 
@@ -117,9 +117,9 @@ class NoSum:
 class TrustedSum(Plain):
     """Server side of ``sum = "trusted"``: the mean of all shares, and then any optimiser.
 
-    The server leaves out a share that was made on other terms (`RecordDP.require_terms`). Rules that are not linear in
-    the shares are refused. Nothing is released if the noise would be too small once one curious silo subtracts its own
-    share.
+    The server leaves out a share that was made with other parameters (`RecordDP.require_terms`). Rules that are not
+    linear in the shares are refused. A silo could subtract its own share from the sum. If the remaining noise would be
+    too small, nothing is released.
     """
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class TrustedSum(Plain):
         state: Any,
         source: Source,
     ) -> Combined:
-        """Check that enough shares are there for the promised noise, and average them."""
+        """Check that enough shares for the promised noise arrived, and average them."""
         given = [_terms_of(releases) for releases in replies]
         terms = max(given, key=given.count)
         replies = [
@@ -157,13 +157,16 @@ class TrustedSum(Plain):
 
 
 def _terms_of(releases: Releases) -> dict[str, float]:
-    """Return the terms on which a share was made."""
+    """Return the parameters with which a share was made."""
     figures = figures_of(releases)
     return {name: figures[name] for name in figures if name in TERMS}
 
 
 class TrustedShares(NoSum):
-    """Trusted sum: each of n silos adds noise of z C / sqrt(n - t), so any n - t shares hold the noise of one sum."""
+    """Silo's part of a trusted sum: each of n silos adds noise of deviation z C / sqrt(n - t).
+
+    So any n - t shares together have the noise of one sum.
+    """
 
     server: ClassVar[type[Plain]] = TrustedSum
 
@@ -193,7 +196,7 @@ class TrustedShares(NoSum):
 
 @dataclass(frozen=True)
 class SecureSum(TrustedSum):
-    """Server side of ``sum = "secure"``: the sum of all shares of a roster, one step against it, then any optimiser.
+    """Server side of ``sum = "secure"``: sum all shares of a roster, and make one step of any optimiser from the mean.
 
     Parameters
     ----------
@@ -270,7 +273,10 @@ class SecureSum(TrustedSum):
 
 
 class SecureShares(NoSum):
-    """Secure sum: each site adds noise of z C / sqrt(m - c) and masks; of a roster's m sites, m - c are honest."""
+    """Site's part of a secure sum: each of m sites adds noise of deviation z C / sqrt(m - c), and masks.
+
+    Of a roster's m sites at least m - c are honest.
+    """
 
     server: ClassVar[type[Plain]] = SecureSum
 
@@ -300,7 +306,7 @@ class SecureShares(NoSum):
         )
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
-        """Return steps that sum on the grid and add no noise themselves."""
+        """Return steps that sum on the grid without noise."""
         return replace(noisy, grid=self._terms(1).grid, units=self.units)
 
     def require_sites(self, sites: int, field: str) -> None:
@@ -319,7 +325,7 @@ class SecureShares(NoSum):
         return f"a sum of {sites} sites; this one answers {least} or more"
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext:
-        """Return the question that a broadcast puts to the sites, on this side's own terms."""
+        """Return the question of a broadcast to the sites, with this client's own parameters."""
         public = broadcast.public
         planned = f"{broadcast.opened} {public.rounds} {public.cohort}"
         shapes = repr(
@@ -341,7 +347,7 @@ class SecureShares(NoSum):
         facts: ClientFacts,
         noisy: NoisySteps,
     ) -> Releases:
-        """Add noise and masks to the step's sum; only that share leaves the site."""
+        """Add noise and masks to the step's sum; only this share leaves the site."""
         sums = [release.value for release in releases if release.kind == "sum"]
         if facts.site is None:
             raise FieldError(

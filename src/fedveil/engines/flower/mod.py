@@ -147,7 +147,9 @@ def privacy_mod(
         Mod for ``ClientApp(mods=[...])`` or ``@app.train(mods=[...])``. Under central trust messages of other kinds
         pass.
 
-    Notes ----- Under local trust the server is the adversary. Everything that needs no data is checked, and may be
+    Notes
+    -----
+    Under local trust the server is the adversary. Everything that needs no data is checked, and may be
     refused, before training code runs. Afterwards a client answers with protected releases or, after any failure, with
     a protected zero update. Evaluation is answered without running code; other kinds of message are refused. Errors are
     in the node's log. Under no trust model does the text of an exception leave, as it can quote data or the node's own
@@ -189,10 +191,10 @@ def privacy_mod(
 
 
 def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the ``privacy.`` keys of the run's configuration and of the node's own, which has priority.
+    """Return the ``privacy.`` keys of the run's configuration, and those of the node's own configuration.
 
-    A method's table, ``privacy.<method>.<parameter>``, counts only if that method is used. So one key,
-    ``privacy.method``, switches between methods.
+    The node's keys have priority. A method's table, ``privacy.<method>.<parameter>``, counts only if that method is
+    used. So one key, ``privacy.method``, switches between methods.
 
     Parameters
     ----------
@@ -235,7 +237,7 @@ def _of_method(keys: Mapping[str, Any], method: Any) -> dict[str, Any]:
 
 
 def method_from(context: Context, aggregator: Aggregator | None = None) -> Method:
-    """Build the method that a run's configuration names, the same on the server and on every client.
+    """Build the method named in a run's configuration, the same on the server and on every client.
 
     Parameters
     ----------
@@ -244,7 +246,7 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
         ``privacy.<method>.<parameter>``, or ``privacy.<parameter>`` for any method. The suffix ``.<layer>`` gives one
         layer's value.
     aggregator : Aggregator, optional
-        Rule of the server.
+        Aggregation rule of the server.
 
     Raises
     ------
@@ -274,7 +276,7 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
 
 
 def own_method(method: AnyMethod | Callable[[int], AnyMethod] | None, context: Context) -> Method:
-    """Return a client's method: the one given in code (for its partition if that is a function), or the configured one."""
+    """Return a client's method: the one given in code, for its partition if that is a function, else the configured one."""
     if method is None:
         return method_from(context)
     if callable(method) and not isinstance(method, type):
@@ -283,9 +285,9 @@ def own_method(method: AnyMethod | Callable[[int], AnyMethod] | None, context: C
 
 
 def partition_of(context: Context) -> int:
-    """Return the partition of a node: that of its configuration, or else the node's own number.
+    """Return the partition of a node: ``partition-id`` of its configuration, or else Flower's id of the node.
 
-    Flower keeps a node's number as long as its registered key. With such numbers, name a lifetime ledger by
+    Flower's id lasts as long as the node's registered key. With such ids, name a lifetime ledger by
     ``privacy.dataset``, and let the server plan with all connected nodes: ``FedVeilStrategy(clients=None)``.
 
     Raises
@@ -309,10 +311,11 @@ def read_settings(
     trains: bool = True,
     **given: Any,
 ) -> Settings:
-    """Return the settings from code and configuration; refuse duplicates, unknown keys, and keys that a run may not set.
+    """Collect a client's settings from code and configuration.
 
     A client's protection comes from its node: from code, or from the node's configuration. The run's configuration is a
-    proposal of the server, and only a policy can accept it.
+    proposal of the server, and only a policy can accept it. Duplicates, unknown keys, and keys that a run may not set
+    are refused.
 
     Parameters
     ----------
@@ -364,7 +367,7 @@ def read_settings(
 def _require_proposals(
     proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None
 ) -> None:
-    """Refuse keys that a run's configuration may not set for this node."""
+    """Refuse keys in a run's configuration that only the node may set, or that no policy accepts."""
     for key, value in proposed.items():
         if key in OWN:
             raise FieldError(

@@ -1,4 +1,4 @@
-"""Flower's own DP strategies with FedVeil's accountant, through Flower's `PrivacyAccountant` protocol (flwr 1.41)."""
+"""Accountant for Flower's own DP strategies, by Flower's `PrivacyAccountant` protocol (flwr 1.41)."""
 
 import math
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ class ExactAccountant:
 
     Gaussian releases compose in closed form, Poisson-sampled ones by their privacy-loss distribution (which needs
     dp-accounting). Sampling without replacement counts as no sampling, which gives an upper bound. The accountant
-    relies on the noise that the strategy states, and on the strategy's clipping and weights. In the middle of a run,
-    first load the earlier accountant's `state_dict` by `load_state_dict`.
+    relies on the noise that the strategy states, and on the strategy's clipping and weights. To continue a run, first
+    load the earlier accountant's `state_dict` by `load_state_dict`.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class ExactAccountant:
         return sum(self._counts.values())
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
-        """Add releases."""
+        """Add `count` releases of this kind."""
         self._counts = self._with(event, count)
 
     def get_epsilon(self, delta: float) -> float:
@@ -87,7 +87,7 @@ class ExactAccountant:
         )
 
     def state_dict(self) -> dict[str, object]:
-        """Return all composed releases as plain values."""
+        """Return all composed releases as plain values, for `load_state_dict`."""
         events = [
             {
                 "noise_multiplier": _gaussian(e).noise_multiplier,
@@ -99,7 +99,7 @@ class ExactAccountant:
         return {"version": _VERSION, "relation": self._relation, "events": events}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue from a `state_dict` of the same relation; refuse one that lacks releases composed here."""
+        """Continue from a `state_dict` for the same relation; refuse one without releases composed here before."""
         if state.get("version") != _VERSION or state.get("relation") != self._relation:
             given = (state.get("version"), state.get("relation"))
             raise FieldError(

@@ -1,8 +1,8 @@
-"""Broadcasts, replies and facts as Flower records, bit for bit.
+"""Conversion of broadcasts, replies and facts to Flower records, bit for bit.
 
 A request holds each hypothesis as named arrays ("arrays", then "arrays.1", ...), Flower's own "config" and the public
-facts. A client's training code answers with "arrays", "metrics" and, if the method needs them, facts. The reply that
-leaves the client is rebuilt from the protected releases only, and marked.
+facts. A client's training code answers with "arrays", "metrics" and, if the method needs them, facts. The reply is
+rebuilt from the protected releases only, and marked.
 
 Flower keeps a context for each node through a run. It holds the client's memory: the method's state, the last releases,
 and lines of the ledger. For a ledger of this run these are all lines, for a lifetime ledger (a file) only the last one.
@@ -38,7 +38,7 @@ REFUSED, FAILED = 901, 902  # codes of the mod's error replies: declined to take
 
 
 def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
-    """Return one vector [d] as named arrays of its type, for ``load_state_dict(..., strict=False)``."""
+    """Convert a vector [d] to named arrays, for ``load_state_dict(..., strict=False)``."""
     if vector.dim() != 1:
         raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{layout.size}]")
     sent = layout.sent
@@ -46,7 +46,7 @@ def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
 
 
 def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Return named tensors as a record, each in its own type."""
+    """Convert named tensors to a record; each keeps its number type."""
     return ArrayRecord(
         {name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()}
     )
@@ -82,16 +82,15 @@ def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
 
 
 def beside(layout: Layout, arrays: ArrayRecord) -> ArrayRecord:
-    """Return the entries of a record that are not shared but declared by the layout: frozen, constant, or kept."""
+    """Return the arrays of a record that the layout declares but does not share: frozen, constant or kept ones."""
     declared = {*layout.kept, *layout.constants}
     return ArrayRecord({name: array for name, array in arrays.items() if name in declared})
 
 
 def complete(content: RecordDict, layout: Layout, state: RecordDict) -> None:
-    """Add to the shared arrays of a request, in place, the entries that the node keeps or has not trained yet.
+    """Add to a request, in place, the arrays that are not shared: the node's own, or else those that the server sent.
 
-    Then the app's strict ``load_state_dict`` finds all entries of its model. Entries that the node keeps replace those
-    that the server sent.
+    Then the app's strict ``load_state_dict`` finds all entries of its model.
     """
     sent, own = content.get(BESIDE), state.get(BUFFERS)
     if not isinstance(sent, ArrayRecord):
@@ -104,14 +103,14 @@ def complete(content: RecordDict, layout: Layout, state: RecordDict) -> None:
 
 
 def keep(content: RecordDict, request: RecordDict, layout: Layout, state: RecordDict) -> None:
-    """Save the entries that training changed, other than the shared arrays, for the node's next round.
+    """Save the unshared arrays that training changed (such as running statistics) for the node's next round.
 
     Parameters
     ----------
     content : RecordDict
         Answer of training code.
     request : RecordDict
-        Request that training code got; an unchanged entry is not saved.
+        Request to training code; an array that equals the request's is not saved.
     layout : Layout
         Layout, which declares the entries to keep.
     state : RecordDict
@@ -132,7 +131,7 @@ def write_broadcast(
     config: ConfigRecord | None = None,
     more: ArrayRecord | None = None,
 ) -> RecordDict:
-    """Return the content of a request; `more` holds entries that nodes need besides the shared arrays."""
+    """Make the content of a request from a broadcast; `more` are unshared arrays that nodes need."""
     content = RecordDict(
         {_hypothesis(j): to_arrays(layout, m) for j, m in enumerate(broadcast.models)}
     )
@@ -144,7 +143,7 @@ def write_broadcast(
 
 
 def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
-    """Return the broadcast in a request: the hypotheses [k, d] and the public facts.
+    """Read the broadcast in a request: the hypotheses [k, d] and the public facts.
 
     Raises
     ------
@@ -173,7 +172,7 @@ def write_facts(
     layer_scores: Mapping[str, float] | None = None,
     noised: NoisySteps | None = None,
 ) -> ConfigRecord:
-    """Return the record that training code puts under `FACTS` in its reply; the mod removes it.
+    """Make the record of facts that training code puts under `FACTS` in its reply; the privacy mod removes it.
 
     Parameters
     ----------
@@ -194,7 +193,7 @@ def write_facts(
 
 
 def write_trained(trained: Trained, layout: Layout) -> RecordDict:
-    """Return the answer of training code from a trainer's result: the model, or a secure sum's step.
+    """Make training code's reply from a trainer's result: the model, or a step on the grid of a secure sum.
 
     Parameters
     ----------
@@ -213,12 +212,12 @@ def write_trained(trained: Trained, layout: Layout) -> RecordDict:
 
 
 def read_sum(content: RecordDict) -> Releases:
-    """Return the sum in training code's reply to the mod, if there is one; it never reaches a server."""
+    """Read the sum in training code's reply; empty without one. The mod replaces it by a share for the server."""
     return _read_integers(content, SUM, "sum")
 
 
 def read_share(content: RecordDict) -> Releases:
-    """Return the share in a protected reply, and nothing else."""
+    """Read the share of a secure sum in a protected reply; everything else is ignored."""
     return _read_integers(content, SHARE, "share")
 
 
@@ -228,7 +227,7 @@ def _read_integers(content: RecordDict, name: str, kind: Literal["sum", "share"]
 
 
 def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> ClientFacts:
-    """Return the facts in a training reply; without the record: hypothesis 0, no scores."""
+    """Read the facts in training code's reply; without them the first hypothesis counts as chosen, without scores."""
     record = content.get(FACTS, ConfigRecord({"chosen": 0}))
     if not isinstance(record, ConfigRecord):
         raise FieldError(FACTS, kind_of(record), "must be what write_facts returns")
@@ -265,7 +264,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
 
 
 def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> Releases:
-    """Return a reply's known releases (an allow-list): the model, the count (if `counted`), scalar metrics."""
+    """Read the known releases in a reply: the model, the count (if `counted`), and scalar metrics. Others are ignored."""
     releases_read: list[Release] = []
     arrays, metrics = content.get(ARRAYS), content.get(messages.METRICS_KEY)
     if isinstance(arrays, ArrayRecord):
@@ -278,7 +277,7 @@ def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> 
 def write_reply(
     releases: Releases, layout: Layout, partition: int, client: ClientSide, sealed: str = ""
 ) -> RecordDict:
-    """Return a reply's content: the releases, a count of 1 if none may leave, and the mod's mark with the seal."""
+    """Make a protected reply: the releases, the mod's mark, the seal, and a count of 1 if no count may leave."""
     model = model_of(releases)
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
     for share in (r.value for r in releases if r.kind == "share"):
@@ -292,9 +291,9 @@ def write_reply(
 def write_mark(
     partition: int, client: ClientSide, counted: bool = False, **own: Any
 ) -> ConfigRecord:
-    """Return the mark that the mod ran, with the partition and the method.
+    """Make the mark of a protected reply, with the partition and the method.
 
-    The answer to a greeting also has a site's public key, ``site``, or ``validates`` if the node only validates.
+    The answer to a greeting also has a site's public key, ``site``, and ``validates`` if the node only validates.
     """
     return ConfigRecord({"partition-id": partition, **messages.mark_of(client, counted), **own})
 

@@ -1,4 +1,4 @@
-"""Nodes of a Flower run: connections, the partition of each node, requests and answers."""
+"""Nodes of a Flower run: which are connected, their partitions, and the exchange of requests and answers."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,15 +36,15 @@ PAUSE = 1.0  # seconds between two looks at connected nodes
 
 
 class Roster:
-    """Mapping from nodes to partitions, which it learns by greeting every new node once.
+    """Partition of each connected node, learned by one greeting for each new node.
 
-    The greeting is a train message without arrays; the mod answers it before any training code runs. Node ids are
-    random and change with a restart, so cohorts, noise and ledgers use the partition.
+    The greeting is a train message without arrays; the privacy mod answers it before any training code runs. Node ids
+    are random and change with a restart, so cohorts, noise and ledgers use the partition.
 
     Parameters
     ----------
     client : ClientSide
-        Client side of the method, which every node must run.
+        Client side of the method; a node with another one is refused.
     planned : int, optional
         Number of clients; partitions are then 0, 1, ... Default: all nodes that are connected in the first round.
     patience : float
@@ -52,7 +52,7 @@ class Roster:
     validators : int
         Number of validating nodes, for which the first round also waits.
     before : sequence of int
-        Partitions that an earlier server of the run met; the first round waits for them.
+        Partitions of an earlier server of the run; the first round waits for them.
     least : int
         Number of clients for which the first round waits if `planned` and `before` are not given.
 
@@ -63,7 +63,7 @@ class Roster:
     sites : dict of int to bytes
         Public key that each partition's site sent, for secure sums.
     validating : dict of int to int
-        Node of each partition that only validates; these partitions have separate numbers.
+        Node of each partition that only validates; these are numbered separately.
     partitions : list of int
         Partitions of the federation, connected or not.
     """
@@ -87,7 +87,7 @@ class Roster:
         self.partitions = list(before)
 
     def meet(self, grid: Grid, timeout: float, least: int = 0) -> None:
-        """Greet new nodes, forget those that left, and wait for the `least` number of nodes that a round needs.
+        """Greet new nodes, forget absent ones, and wait until at least `least` nodes are connected.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class Roster:
 
 
 class Nodes:
-    """Courier to the nodes of a Flower run.
+    """Courier to the nodes of a Flower run: sends each round's messages and reads the replies.
 
     Parameters
     ----------
@@ -209,13 +209,13 @@ class Nodes:
     timeout : float
         Seconds to wait for answers.
     config : ConfigRecord
-        Further content of a request.
+        Further content of each request, such as the app's options.
     asked : dict of int to int
         Partition of each node of the last request.
     sent : list of Message
         Messages of the last request.
     beside : ArrayRecord, optional
-        Entries that nodes need besides the shared arrays.
+        Unshared arrays that nodes need, such as frozen ones.
     """
 
     def __init__(self, server: ServerParty, roster: Roster, attempts: int) -> None:
@@ -237,7 +237,7 @@ class Nodes:
         self._seals: dict[int, str] = {}  # seals of the replies that were read last
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """Return the members of a cohort that are connected and have declined no sum before."""
+        """Return the connected members of a cohort, with their public keys; sites that declined a sum are left out."""
         least, connected = self._method.least_sites, self._roster.nodes
         reached = [p for p in cohort if p in connected and p not in self._declined]
         self._absent = {p: "is not connected" for p in cohort if p not in connected}
@@ -247,12 +247,12 @@ class Nodes:
         return {p: self._roster.sites[p] if self._secure else None for p in reached}
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Write a round's train messages; an outside caller of the strategy sends them, or else `collect`.
+        """Write a round's train messages. Flower sends them, or else `collect` does.
 
         Raises
         ------
         FieldError
-            If their answers do not fit into memory. Each is held as a message and as a model.
+            If the answers would not fit into memory. Each is held as a message and as a model.
         """
         require_room(len(partitions), broadcast.models, self._method.server, copies=2)
         self._public, self._answered = broadcast.public, None
@@ -264,7 +264,7 @@ class Nodes:
     def address(
         self, broadcast: Broadcast, nodes: Mapping[int, int], config: ConfigRecord, kind: str
     ) -> list[Message]:
-        """Return messages with a broadcast to the node of each partition."""
+        """Make a message with the broadcast for each partition's node."""
         self.asked = {node: partition for partition, node in nodes.items()}
         content = (
             records.write_broadcast(broadcast, self._layout, config, self.beside)
@@ -275,11 +275,11 @@ class Nodes:
         return self.sent
 
     def take(self, replies: Iterable[Message]) -> None:
-        """Take the answers to the messages, if Flower sent them."""
+        """Receive the replies to the last messages, if Flower sent the messages."""
         self._answered = replies
 
     def collect(self) -> Collected:
-        """Collect the answers of the nodes that were asked last."""
+        """Collect the answers of the nodes that were asked last, and sort them by their kind."""
         replies, self._answered = self._answered, None
         if replies is None:
             assert self.grid is not None  # the strategy has a grid before it asks
@@ -300,7 +300,7 @@ class Nodes:
         )
 
     def again(self, answers: Collected) -> list[int]:
-        """Return whom to ask again: the nodes that answered, and if they are too few, those that may be back."""
+        """Return the nodes to ask again for an incomplete sum: those that answered, with absent ones if these are too few."""
         public, least, replies = self._public, self._method.least_sites, answers.replies
         if not self._secure or len(replies) == len(self.asked):
             return []
@@ -328,7 +328,7 @@ class Nodes:
     def _few(
         self, number: int, who: str, left: int, declined: Sequence[int]
     ) -> NoReplyError | BudgetError:
-        """Return the error without a sum; if the declining sites would have sufficed, it says that the run has ended."""
+        """Return the error for too few sites; it is the end of the run if the declining sites would have sufficed."""
         least = self._method.least_sites
         why = f"round {number}: {who}, and a sum is of {least} at least"
         if not declined or left + len(declined) < least:
@@ -341,7 +341,7 @@ class Nodes:
     def sorted(
         self, replies: Iterable[Message]
     ) -> tuple[dict[int, Releases], dict[int, str], dict[int, str], set[int]]:
-        """Return releases, failures and refusals by partition, and the partitions without a reply that may be back.
+        """Sort replies into releases, failures and refusals by partition; the last item is lost partitions that may return.
 
         A partition that answers twice, or with another partition's number, fails.
         """
@@ -405,7 +405,7 @@ class Nodes:
         )
 
     def _released(self, reply: Message, counted: bool) -> Releases:
-        """Return the releases of a marked reply; for a secure sum only the share."""
+        """Read the releases of a marked reply; for a secure sum the share alone."""
         server = self._method.server
         if not isinstance(server, SecureSum):
             return records.read_releases(reply.content, self._layout, counted)

@@ -1,4 +1,4 @@
-"""Strategy with the server's half of every method, for any Flower app whose clients run the privacy mod."""
+"""Flower strategy that runs the server's half of every method, for any app whose clients run the privacy mod."""
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,11 +69,11 @@ class FedVeilStrategy(Strategy):
         ``fedveil.flower.ServerFolder("runs/mine")``. With ``resume=True`` the run in it continues. If `method` is a
         `ServerParty`, its author must have opened the folder.
     evaluate : bool
-        Whether to ask clients to evaluate, until no client answers. Under local trust they are never asked, as no
-        metric may leave.
+        Whether to ask clients to evaluate after each round, until none answers. Under local trust they are never asked,
+        as no metric may leave.
     done : int
-        Number of rounds that an earlier server of this run has done, if no folder's checkpoint knows it. Then give a
-        `ServerParty` with the ledger of those rounds, or the `folder` in which they began. The first arrays, or
+        Number of rounds that an earlier server of this run has done, unless a checkpoint in the folder says it. Then
+        give a `ServerParty` with the ledger of those rounds, or the `folder` in which they began. The first arrays, or
         `initial`, must be the models of the last of these rounds. The server's optimiser and `stopping` start anew.
         Under local trust no total is stated, as only the clients' ledgers have the earlier rounds.
     on_round : callable, optional
@@ -84,14 +84,15 @@ class FedVeilStrategy(Strategy):
         Least number of usable replies; with fewer the run ends without combining the round. The mean of one reply would
         be that client's model.
     attempts : int
-        Most questions of one round of a secure sum. If a site does not answer, the others are asked again without it,
-        or with it if they are too few. Each repeat costs one more release. A site that declined is not asked again.
+        Most questions in one round of a secure sum. If a site does not answer, the others are asked again without it,
+        or with it if they are too few. Each repeated question costs one more release. A site that declined is not asked
+        again.
     delta : float
         Delta for the epsilon in the log, unless the budget has its own.
     stopping : EarlyStopping, optional
-        Early stopping by the losses of nodes that only validate (``privacy_mod(..., validation=Validation())``). The
-        nodes hold the data, so it names no clients. `sample` is the number of these nodes for which the first round
-        waits (default: one). `start` then returns the best model as arrays.
+        Early stopping by the losses of nodes that only validate (``privacy_mod(..., validation=Validation())``). Its
+        `clients` are left out, as the nodes hold the data. The first round waits for `sample` of these nodes (default:
+        one). `start` then returns the best model as arrays.
 
     Attributes
     ----------
@@ -189,8 +190,8 @@ class FedVeilStrategy(Strategy):
     def guarantee(self) -> Guarantee:
         """Promise of all rounds so far together.
 
-        Under central trust it is the server's total. Under local trust it is that of a client that took part in all
-        rounds, by its quotes; its real cost is in its own ledger.
+        Under central trust it is the server's total. Under local trust it is the quoted total of a client that took
+        part in all rounds; the real cost is in the client's own ledger.
         """
         return self._serving.guarantee
 
@@ -214,10 +215,10 @@ class FedVeilStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run all planned rounds like ``Strategy.start``; `num_rounds` may be left out.
+        """Run all planned rounds, as Flower's ``Strategy.start`` does; `num_rounds` may be left out.
 
-        If a budget is used up after the first round, the run ends normally: the result holds the last model, and
-        `stopped` tells why.
+        If a budget is used up after the first round, the run ends normally. The result holds the last model, and
+        `stopped` the reason.
 
         Raises
         ------
@@ -279,11 +280,11 @@ class FedVeilStrategy(Strategy):
         evaluate_config: ConfigRecord | None,
         evaluate_fn: Evaluate | None,
     ) -> Any:
-        """Play so many rounds, and return a result that replaces the strategy's own, if any."""
+        """Run Flower's loop over this many rounds; return a result that replaces Flower's, or None."""
         super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def _require_shapes(self, arrays: ArrayRecord) -> None:
-        """Refuse first arrays that do not fit the layout, or are of a wider type."""
+        """Refuse first arrays of other names or shapes than the layout's, or of a wider number type."""
         shared = self.layout.sent
         for block in self.layout.blocks:
             sent = shared[block.name]
@@ -305,7 +306,7 @@ class FedVeilStrategy(Strategy):
                 raise FieldError(field, given.dtype, accepted)
 
     def _take_beside(self, arrays: ArrayRecord) -> None:
-        """Store the entries of the first arrays that are not shared; nodes get them unchanged."""
+        """Store the unshared arrays of the first arrays; nodes get them unchanged."""
         if self._nodes.beside is None:
             self._nodes.beside = found = records.beside(self.layout, arrays)
             if found:
@@ -313,18 +314,18 @@ class FedVeilStrategy(Strategy):
                 _LOG.info(told, ", ".join(found))
 
     def _arrays(self, models: Tensor) -> ArrayRecord:
-        """Return the first of the models [k, d] as arrays, with the entries of the first arrays that are not shared."""
+        """Convert the first of the models [k, d] to arrays, together with the stored unshared arrays."""
         own = records.to_arrays(self.layout, models[0])
         return ArrayRecord({**own, **(self._nodes.beside or {})})
 
     def _begin(self, grid: Grid) -> None:
-        """Bind the run in its folder, whatever code calls the rounds."""
+        """Record the run's id in its folder, at the first call of any round step."""
         if self._folder is not None and not self._begun:
             self._folder.begin(str(grid.run.run_id), self._serving.delta)
         self._begun = True
 
     def _end(self, stopped: str = "") -> None:
-        """Report and write the run's result once; nothing for a run that was stopped without any release."""
+        """Report the run's result and write it to the folder, once. A run that stopped without any release has none."""
         if self._ended or (stopped and not self.history and self._standing is None):
             return
         self._ended, self.stopped = True, stopped
@@ -332,7 +333,7 @@ class FedVeilStrategy(Strategy):
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """End the run if it cannot continue, whatever code calls the rounds."""
+        """End the run if an error in this context means that it cannot continue."""
         try:
             yield
         except (BudgetError, NoReplyError) as error:
@@ -343,7 +344,7 @@ class FedVeilStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Greet new nodes, draw the cohort, broadcast."""
+        """Greet new nodes, draw the cohort, and make the round's train messages."""
         with self._ending():
             self._begin(grid)
             if self._evaluating.stopped:
@@ -374,7 +375,7 @@ class FedVeilStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Combine the protected replies, in whatever order they came."""
+        """Combine the protected replies by the method, and return the new model's arrays and the metrics."""
         if self.broadcast is None:
             raise FedVeilError("aggregate_train was called before configure_train")
         with self._ending():
@@ -402,17 +403,17 @@ class FedVeilStrategy(Strategy):
         return size, draw_cohort(self._seed, self.done + server_round, everybody, size), config
 
     def _stepped(self, server_round: int, released: Tensor) -> Tensor:
-        """Return the next models [k, d], from the released ones."""
+        """Return the models [k, d] of the next round; here the released ones."""
         return released
 
     def _told(self, log: Round) -> Mapping[str, Any]:
-        """Return the metrics of a round's clients, aggregated."""
+        """Return the mean metrics of a round's clients."""
         return self._serving.metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask all connected nodes (none under local trust); with early stopping, the validating nodes."""
+        """Make evaluate messages for all connected nodes (none under local trust); with early stopping, for validating nodes."""
         assert self.broadcast is not None  # a round was combined
         broadcast = Broadcast(models=self.models, public=self.broadcast.public)
         nodes = self._evaluating.nodes(self._roster, broadcast.public.round)
@@ -422,7 +423,7 @@ class FedVeilStrategy(Strategy):
     def _evaluators(
         self, nodes: dict[int, int], server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[dict[int, int], ConfigRecord]:
-        """Return which of these nodes are asked, by partition, and further content of the messages."""
+        """Return the nodes to be asked, by partition, and further content of the messages; here all given nodes."""
         return nodes, config
 
     def aggregate_evaluate(
@@ -446,7 +447,7 @@ class FedVeilStrategy(Strategy):
     def _evaluated(
         self, server_round: int, released: Mapping[int, Releases], figures: Mapping[str, float]
     ) -> MetricRecord | None:
-        """Return the record of clients' evaluations, from their means `figures`."""
+        """Make the record of an evaluation from the mean metrics `figures`."""
         return MetricRecord(dict(figures))
 
     def summary(self) -> None:

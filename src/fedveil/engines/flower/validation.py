@@ -1,4 +1,4 @@
-"""Evaluation at the server: choice of nodes that measure the new models, and use of their answers."""
+"""Evaluation by nodes: choice of the nodes that measure new models, and use of their answers."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ _LOG = logger("flwr")
 
 
 class Evaluating:
-    """Evaluation by nodes, which also remembers the models with the least loss.
+    """Evaluation of new models by nodes; it stores the models with the least validation loss.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Evaluating:
     seed : int
         Seed for the choice of validating nodes.
     wanted : bool
-        Whether all nodes are asked, until no node answers.
+        Whether all nodes are asked in each round, until none answers.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Evaluating:
     def figures(
         self, released: dict[int, Releases], failed: dict[int, str], round_: int, models: Tensor
     ) -> dict[str, float]:
-        """Return the mean of the clients' metrics, weighted by counts, or the validation loss; empty without either."""
+        """Return the clients' mean metrics, weighted by counts, or the released validation loss; empty without either."""
         for partition, replies in list(released.items()):
             try:
                 check_figures(replies)

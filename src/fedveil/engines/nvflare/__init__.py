@@ -1,1 +1,1 @@
-"""The NVIDIA FLARE engine; import `fedveil.nvflare`."""
+"""NVIDIA FLARE engine: server and sites of a federation behind FLARE's tasks and filters. Import `fedveil.nvflare`."""

@@ -1,4 +1,4 @@
-"""Server's half of every method as a FLARE controller, for sites whose filters protect what they send."""
+"""FLARE controller with the server's half of every method, for sites whose filters protect what they send."""
 
 import secrets
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class ServerController(Controller):  # type: ignore[misc]
     model_options : dict, optional
         Arguments of the model.
     buffers : {"refuse", "keep"}
-        Policy of the layout for running statistics and counters.
+        Whether a model with running statistics or counters is refused, or each site keeps its own.
     sites : list of str, optional
         Names of the federation's sites. Default: the job's clients.
     clients_per_round : int, optional
@@ -104,14 +104,15 @@ class ServerController(Controller):  # type: ignore[misc]
         Public key of each site for secure sums (``fedveil keys show``). Default: keys from `seed`, for experiments;
         anybody can compute these.
     public : dict, optional
-        Public data of the server, as arguments of `SiteTraining`; its ``data`` is called with ``"server"``. FedRE's
-        weights and rules such as FLTrust need it; it needs `site_training`.
+        Public data of the server, as arguments of `SiteTraining`; its ``data`` is called with ``"server"``. FedRE and
+        rules such as FLTrust need it. It needs `site_training`.
 
     stopping : dict, optional
         Early stopping by the losses of sites that only validate: options of `EarlyStopping`, with a table
         ``validation``.
     validators : list of str, optional
-        Names of the validating sites; their `PrivacyFilter` has the same ``validation``. It needs `site_training`.
+        Names of the validating sites; their `PrivacyFilter` must have the same ``validation``. It needs
+        `site_training`.
     keep : list of str, optional
         Parts of each round that the folder keeps: ``"models"``, ``"updates"``, ``"shares"``; see
         `fedveil.evidence.ServerFolder`.
@@ -191,7 +192,7 @@ class ServerController(Controller):  # type: ignore[misc]
         self.stopped = ""
 
     def folder(self, path: Path) -> RunKeeper | None:
-        """Return a keeper for the run in the job's folder, which comes with ``download_job``; here None (all in memory)."""
+        """Return a keeper that stores the run in a folder; here None, as everything stays in memory."""
         return None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -201,7 +202,7 @@ class ServerController(Controller):  # type: ignore[misc]
         """Do nothing, as nothing is held open."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run all rounds; an error ends the job with its reason."""
+        """Run all rounds. An error ends the job, and FLARE shows its reason."""
         try:
             self._run(abort_signal, fl_ctx)
         except Exception as error:
@@ -209,7 +210,7 @@ class ServerController(Controller):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """Promise of all rounds so far together; under local trust to a site that took part in all of them."""
+        """Promise of all rounds so far together; under local trust, to a site that took part in all of them."""
         return self._serving.guarantee
 
     def process_result_of_unknown_task(
@@ -292,7 +293,7 @@ class ServerController(Controller):  # type: ignore[misc]
     def _validate(
         self, watch: ServerStopping, broadcast: Broadcast, abort_signal: Signal, fl_ctx: FLContext
     ) -> None:
-        """Ask the validating sites for the loss of a round's models."""
+        """Ask the validating sites for the loss of a round's models, and process the answers."""
         round_, due = broadcast.public.round, watch.due(broadcast.public.round)
         if not due:
             return
@@ -311,7 +312,7 @@ class ServerController(Controller):  # type: ignore[misc]
         self._serving.validated(watch.best, round_, broadcast.models)
 
     def _public_keys(self, sites: Sequence[str], source: Source) -> list[PublicKey]:
-        """Return each site's public key, by partition; empty for methods without a secure sum."""
+        """Return the sites' public keys by partition; empty for methods without a secure sum."""
         if self._method.client.trust != "secure sum":
             return []
         if self.keys is None:
@@ -346,7 +347,7 @@ class ServerController(Controller):  # type: ignore[misc]
         )
 
     def result_of(self, site: str) -> Shareable | None:
-        """Return, once, a site's answer to the last task."""
+        """Take a site's answer to the last task; None if there is none or it was taken before."""
         return self._results.pop(site, None)
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -355,7 +356,7 @@ class ServerController(Controller):  # type: ignore[misc]
 
 
 class FlareSites:
-    """Courier to the sites of a FLARE job.
+    """Courier to the sites of a FLARE job: sends each round's task and reads the results.
 
     Parameters
     ----------
@@ -398,12 +399,12 @@ class FlareSites:
         return reached
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Send the round's task, and wait.
+        """Send the round's task to the sites, and wait for their results.
 
         Raises
         ------
         FieldError
-            If the sites' results do not fit into memory; each is let go of when its model is read.
+            If the sites' results would not fit into memory. Each result is freed when its model is read.
         """
         require_room(len(partitions), broadcast.models, self._method.server)
         self._asked, self._attempt, self._round = (
@@ -415,7 +416,7 @@ class FlareSites:
         self._controller.ask(data, [self._names[p] for p in partitions], *self._context)
 
     def collect(self) -> Collected:
-        """Return releases, failures and refusals by partition."""
+        """Read the sites' results: releases, failures and refusals by partition."""
         answers = Collected(asked=len(self._asked))
         for partition in self._asked:
             site = self._names[partition]
@@ -444,7 +445,7 @@ class FlareSites:
         return answers
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """Return the sites that answered a secure sum that lacks a site, as the sum is over all asked sites."""
+        """Return the remaining sites of an incomplete secure sum, to be asked again: a sum is over all asked sites."""
         left = sorted(answers.replies)
         if not self._keys or len(left) == len(self._asked) or self._attempt + 1 >= ATTEMPTS:
             return ()
@@ -452,7 +453,7 @@ class FlareSites:
         return left
 
     def _require_sum(self, number: int, left: int) -> None:
-        """Refuse a secure sum of too few sites; if the declining ones would have sufficed, the run has ended normally."""
+        """Refuse a secure sum of too few sites. If the declining sites would have sufficed, the run ends normally."""
         least = self._method.least_sites
         if left >= least:
             return
@@ -465,7 +466,7 @@ class FlareSites:
 
 
 def _require_keys(method: Method, keys: dict[str, str] | None, seed: int | None) -> None:
-    """Refuse a secure sum whose sites' keys are unknown, and keys without such a sum."""
+    """Refuse a secure sum without the sites' keys, and keys for a method without a secure sum."""
     secure = method.client.trust == "secure sum"
     if secure and keys is None and seed is None:
         raise FieldError(
@@ -478,7 +479,7 @@ def _require_keys(method: Method, keys: dict[str, str] | None, seed: int | None)
 
 
 def require_first(marker: Path) -> None:
-    """Refuse a job that an earlier process began, as its ledger was in memory and is lost.
+    """Refuse a job that an earlier process began: its ledger was in memory and is lost.
 
     Raises
     ------

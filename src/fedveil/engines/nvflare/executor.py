@@ -1,4 +1,4 @@
-"""FedVeil as a FLARE executor: it trains by the module that the site's own configuration names."""
+"""FLARE executor that trains by the module named in the site's own configuration."""
 
 from typing import Any
 
@@ -18,15 +18,15 @@ PENDING = "fedveil.pending"  # in the context of one task, private to the client
 class FedVeilExecutor(Executor):  # type: ignore[misc]
     """Executor that trains by the site's own module, named in ``training`` of the site's `PrivacyFilter`.
 
-    It has no arguments: a job names it, but cannot change a site's training or protection. The trained model stays in
-    the task's context until `ReleaseFilter` protects it. In a swarm FLARE runs no filter around a peer's own training.
-    The executor then calls the site's filter itself, and returns the protected result.
+    It has no arguments, so a job can name it but cannot change a site's training or protection. The trained model stays
+    in the task's context until `ReleaseFilter` protects it. In a swarm FLARE runs no filter around a peer's own
+    training. The executor then calls the site's filter itself, and returns the protected result.
     """
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any
     ) -> Shareable:
-        """Train, and answer with only a return code; in a swarm with the releases."""
+        """Train, and return only a return code; in a swarm return the protected releases."""
         pending = fl_ctx.get_prop(PENDING)
         if isinstance(pending, Pending | PendingLoss):
             pending.train()
@@ -41,7 +41,7 @@ class FedVeilExecutor(Executor):  # type: ignore[misc]
             return pending.answer(make_reply(self._trained(pending)))
 
     def _trained(self, pending: Pending) -> str:
-        """Train in a swarm: a failure, which depends on the data, is answered like any other task."""
+        """Train in a swarm, and return the code of the result. A failure depends on data, so the reply does not show it."""
         try:
             pending.train()
         except Exception:  # no error in the log's sense: logs of errors may be sent away
@@ -51,7 +51,7 @@ class FedVeilExecutor(Executor):  # type: ignore[misc]
 
 
 def first_filter(fl_ctx: FLContext, task: str) -> Any:
-    """Return the first task data filter of a task: the site's own, else the job's; None without any."""
+    """Return the first task data filter for a task: the site's own if it has one, else the job's; None without any."""
     scope, runner = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT), fl_ctx.get_prop(FLContextKey.RUNNER)
     chain = list(scope.task_data_filters.get(FilterKey.IN, [])) if scope else []
     if runner is not None:

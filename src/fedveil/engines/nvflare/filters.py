@@ -1,9 +1,9 @@
-"""Client's half of every method as FLARE filters, around any executor.
+"""FLARE filters with the client's half of every method, around any executor.
 
 Within one task FLARE runs the task data filters, the executor and the task result filters with one context.
-`PrivacyFilter` asks the client before training, and stores it in that context. `ReleaseFilter` takes it from there, and
-replaces the whole result by the protected releases. If a filter raises, the task ends, and FLARE sends a return code
-without text.
+`PrivacyFilter` decides before training whether the site takes part, and stores the task in that context.
+`ReleaseFilter` takes it from there, and replaces the whole result by the protected releases. If a filter raises an
+error, the task ends, and FLARE sends a return code without text.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,10 +58,10 @@ SWARM_TASKS = tuple(
 
 
 class PrivacyFilter(Filter):  # type: ignore[misc]
-    """Filter that decides, before data are touched, whether the site takes part; the first of the task data filters.
+    """Filter that decides, before data are touched, whether the site takes part. It must be the first task data filter.
 
-    A site's protection has to be its own, so name both filters in its ``local/privacy.json``. Filters that a job brings
-    protect nobody from the author of the job. All arguments are plain JSON values.
+    A site's protection has to be its own, so name both filters in its ``local/privacy.json``. Filters in a job do not
+    protect the site from the author of the job. All arguments are plain JSON values.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
     model_options : dict, optional
         Arguments of the model.
     buffers : {"refuse", "keep"}
-        Policy of the layout for running statistics and counters.
+        Whether a model with running statistics or counters is refused, or the site keeps its own.
     training : dict, optional
         Training by the site's own module: arguments of `SiteTraining`. The job's executor must then be
         `FedVeilExecutor`. Every method that needs no public data can then run.
     key : str, optional
-        File of the site's key, for secure sums; the table ``[sum]`` of the policy pins its peers.
+        File with the site's key for secure sums. The policy's table ``[sum]`` lists the public keys of its peers.
     ledger : str, optional
         Folder of the site's lifetime ledger, begun once with `begin_ledger`; required for secure noise.
     head : str, optional
@@ -91,16 +91,16 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
     rounds : int, optional
         Number of rounds to which the site agreed; a task with another plan is declined.
     participations, leakage_cap : number, optional
-        Budget of the ledger, by number of participations or by leakage.
+        Budget of the site: most participations, or most leakage.
     seed : int, optional
         Seed of reproducible noise, for experiments. Anybody who knows the seed can remove the noise.
     task : str
-        Name of the training task. Under local trust all others are refused.
+        Name of the training task. Under local trust all other tasks are refused.
     allow : list of str, optional
         Further classes that may run in a job under local trust, ``"package.module.Class"``. The site is responsible for
         what they send.
     swarm : bool
-        Whether the site takes part in swarms, where another site aggregates each round. It needs `training`.
+        Whether the site takes part in swarms, in which another site aggregates each round. It needs `training`.
     validation : dict, optional
         Makes the site validate only: it never trains, and sends the loss of each round's model on its own data by these
         options of `Validation`. It needs `training`, and uses its data and loss.
@@ -172,12 +172,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         self._settings(0, "site")  # impossible settings are refused when the job is deployed
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Admit the site, or raise an error so that the executor never runs; the site's own log says why."""
+        """Decide about a task; if the site does not take part, raise an error, and write the reason into the site's log."""
         with self._telling():
             return self._asked(shareable, fl_ctx)
 
     def _asked(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Admit the site to a task, or pass a task that does not train."""
+        """Admit the site to a task, or pass on a task that needs no training."""
         if (
             fl_ctx.get_prop(PENDING) is not None
         ):  # otherwise a job's filter could replace the site's
@@ -268,12 +268,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         escaping(self.logger).warning("FedVeil: %s", text)
 
     def _measured(self, shareable: Shareable, fl_ctx: FLContext) -> PendingLoss:
-        """Decide whether the site sends a loss of a round's models.
+        """Decide whether the site sends its loss for a round's models; the returned task holds the ledger open.
 
         Raises
         ------
         FedVeilError
-            If the site does not.
+            If it sends none.
         """
         if self._validation is None or self._training is None:
             raise FieldError(
@@ -311,7 +311,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         return self._method.client.trust != "central"
 
     def _passed(self, task: str, fl_ctx: FLContext) -> object:
-        """Return the mark of a task that does not train, or refuse a task that is never answered."""
+        """Return the mark of a task that needs no training, or refuse the task."""
         if not self._local:
             return PASSED
         if self.swarm and task in SWARM_TASKS:
@@ -320,7 +320,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         raise FieldError("task", task, f"under local trust only {self.task!r} is answered")
 
     def _require_site(self, fl_ctx: FLContext) -> Any:
-        """Refuse a job in which something could leave outside the filters; return FLARE's client runner."""
+        """Refuse a job in which data could leave outside the filters; return FLARE's client runner."""
         runner = fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is None:
             raise FieldError(
@@ -335,14 +335,14 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         return runner
 
     def _model(self) -> tuple[nn.Module, Layout]:
-        """Return the model and its layout; only after a task came, as a job's own code cannot be imported before."""
+        """Return the model and its layout, built when the first task came (a job's code cannot be imported before)."""
         if self._built is None:
             module, layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
             self._built = module, layout
         return self._built
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
-        """Add the filter to a job under the name of its task, as FLARE does not understand ``"*"`` in a job's filters."""
+        """Add the filter to a job under the name of its task, because FLARE does not understand ``"*"`` in a job's filters."""
         super().add_to_fed_job(job, ctx, **{"tasks": [self.task, VALIDATION_TASK], **kwargs})
 
     def _site(self, sites: list[str], site: str) -> Site | None:
@@ -380,7 +380,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
 
 
 class ReleaseFilter(Filter):  # type: ignore[misc]
-    """Filter that replaces the result of training by protected releases; the last of the task result filters.
+    """Filter that replaces the result of training by protected releases. It must be the last task result filter.
 
     Parameters
     ----------
@@ -393,7 +393,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         self.task = task
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Protect, commit and return the releases."""
+        """Protect the result of training, record its cost, and return only the protected releases."""
         pending = fl_ctx.get_prop(PENDING)
         fl_ctx.set_prop(PENDING, None, private=True, sticky=False)
         if pending is PASSED:
@@ -422,12 +422,12 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
 
 
 def require_swarm(method: Method, site_training: bool) -> None:
-    """Refuse a method whose promise does not hold in a swarm, in which a peer aggregates each round.
+    """Refuse a method whose promise does not hold if a peer aggregates each round.
 
     Raises
     ------
     FieldError
-        For such a method, with the reason.
+        If the promise does not hold in a swarm; the text gives the reason.
     """
     trust = method.client.trust
     if trust == "central":
@@ -453,7 +453,7 @@ def require_swarm(method: Method, site_training: bool) -> None:
 
 
 def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
-    """Refuse a chain of filters after which a result could leave unprotected or with something added."""
+    """Refuse a chain of filters with one that could change a protected result or let it leave unprotected."""
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     chain = list(scope.task_result_filters.get(FilterKey.OUT, [])) if scope else []
     chain += runner.task_result_filters.get(f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}") or []
@@ -467,7 +467,7 @@ def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
 
 
 def _require_executor(executor: Any, site_training: bool) -> None:
-    """Refuse a job whose executor is not the one that the site's filters expect."""
+    """Refuse a job with another executor than the site's filters expect."""
     own = type(executor).__name__
     if site_training and type(executor) is not FedVeilExecutor:
         raise FieldError(
@@ -481,10 +481,10 @@ def _require_executor(executor: Any, site_training: bool) -> None:
 
 
 def _shield(executor: Any) -> None:
-    """Make an executor that raises answer with a return code, as FLARE would send its error past the filters.
+    """Replace an executor's errors by return codes, as FLARE would send the errors past the filters.
 
     If the task is aborted, or the executor calls the job unsafe, FLARE answers without result filters, but with cookies
-    and context. These are undone here, too.
+    and context. Changes to these are undone here, too.
     """
     execute: Callable[..., Any] = executor.execute
     if getattr(execute, "shielded", False):

@@ -1,4 +1,4 @@
-"""Static local DP as one FLARE filter: clip a difference, add Gaussian noise, and record the composed total."""
+"""Local DP for a fixed number of rounds as one FLARE filter: clip a difference, add Gaussian noise, record the total."""
 
 import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -36,12 +36,12 @@ ROUNDED = (
 
 
 class GaussianFilter(Filter):  # type: ignore[misc]
-    """Filter that releases a site's difference with Gaussian noise; the last task result filter of any workflow.
+    """Filter that adds Gaussian noise to a site's model difference. It must be the last task result filter.
 
-    All rounds together are (epsilon, delta)-DP for all data of the site, against the server and everybody who sees its
-    messages. A clipped difference moves by at most 2C, whatever the site's data are. The noise has the same size in
-    each round. The ledger holds the composed total. This is static local DP: `fedveil.SGALDP` with both limits of its
-    budget at one round's epsilon.
+    It works in any workflow. All rounds together are (epsilon, delta)-DP for all data of the site, against the server
+    and everybody who sees its messages. A clipped difference moves by at most 2C, whatever the site's data are. The
+    noise has the same size in each round. The ledger holds the composed total. This is static local DP:
+    `fedveil.SGALDP` with both limits of its budget at one round's epsilon.
 
     Only the noised difference leaves. Integer arrays leave as zeros, so that counters stay unchanged. Metrics, counts
     and headers are dropped. `JobGuard` checks everything else that runs in the job.
@@ -51,7 +51,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
     epsilon, delta : float
         Total of all rounds together.
     rounds : int
-        Number of releases in the ledger; a further one is refused.
+        Planned number of releases; a further one is refused.
     clip : float
         C, clipping norm of all arrays of the difference together.
     ledger, head, dataset, policy : str, optional
@@ -102,7 +102,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
 
     @property
     def sigma(self) -> float:
-        """Deviation of the noise on each coordinate."""
+        """Standard deviation of the noise on each coordinate."""
         side = self._method.client
         assert isinstance(side, SGALDP)
         return 2 * side.clip / mu_of_epsilon(side.epsilon_min, side.delta)
@@ -112,7 +112,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         return total_of(ledger)
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Protect, commit and return the difference; a result that is not a difference is refused."""
+        """Protect a difference, record its cost, and return it; any other result is refused."""
         if shareable.get_return_code() != ReturnCode.OK:
             return make_reply(known_code(shareable))
         arrays = _difference(shareable)
@@ -142,9 +142,9 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         return _reply(layout, released, arrays)
 
     def _known(self, arrays: dict[str, torch.Tensor], shared: dict[str, torch.Tensor]) -> Layout:
-        """Return the layout of the first difference, which all later ones must have.
+        """Return the layout of the first difference; refuse a later difference with another layout.
 
-        Integer arrays leave as zeros, but their shapes still leave, so these must not depend on the data either.
+        Integer arrays leave as zeros, but their shapes are sent, so the shapes must not depend on the data either.
         """
         if not shared:
             raise FieldError("difference", 0, "holds no array of floating point")
@@ -185,12 +185,12 @@ class GaussianFilter(Filter):  # type: ignore[misc]
 
 
 def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
-    """Return the arrays of a result that holds a difference.
+    """Read the arrays of a result that holds a model difference.
 
     Raises
     ------
     FieldError
-        For any other result, or an array that cannot be noised.
+        For any other kind of result, or an array that cannot get noise.
     """
     dxo = from_shareable(shareable)
     if dxo.data_kind != DataKind.WEIGHT_DIFF or not isinstance(dxo.data, dict):
@@ -206,7 +206,7 @@ def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
 
 
 def _reply(layout: Layout, released: torch.Tensor, arrays: dict[str, torch.Tensor]) -> Shareable:
-    """Return a result that holds only the noised difference."""
+    """Make a result that holds only the noised difference."""
     data, views = {}, layout.views(released)
     for name, value in arrays.items():
         if name in views:

@@ -1,4 +1,4 @@
-"""FedVeil's part of a FLARE site's ``privacy.json``: scopes, and the arguments of its `PrivacyFilter`."""
+"""FedVeil's part of a FLARE site's ``privacy.json``: its scopes, and the arguments of `PrivacyFilter`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ ROOMS = ("fedveil.nvflare.", "fedveil.engines.nvflare.")
 
 @dataclass(frozen=True)
 class SiteScope:
-    """Scope of a site's ``privacy.json``.
+    """Scope of a site's ``privacy.json``: a name and two chains of filters.
 
     Attributes
     ----------
     name : str
-        Name by which a job may select it.
+        Name by which a job may select the scope.
     asks : list of dict
         Filters of incoming task data, in order.
     sends : list of dict
@@ -62,7 +62,7 @@ def read_privacy(path: str | Path) -> dict[str, Any]:
 
 
 def scopes_of(values: Mapping[str, Any]) -> list[SiteScope]:
-    """Return the scopes of a ``privacy.json``."""
+    """Read the scopes in the contents of a ``privacy.json``."""
     scopes = []
     for scope in _tables(values, "scopes"):
         asks = _towards(_tables(scope, "task_data_filters"), "in")
@@ -72,7 +72,7 @@ def scopes_of(values: Mapping[str, Any]) -> list[SiteScope]:
 
 
 def protection_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the `PrivacyFilter` in a site's default scope.
+    """Read the arguments of the `PrivacyFilter` in a site's default scope, from the contents of ``privacy.json``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A site's LightningModule as its trainer: Lightning runs the module's own steps, and nothing is logged or written."""
+"""Training at a site by a LightningModule's own steps; Lightning logs and writes nothing."""
 
 import importlib
 import math
@@ -23,7 +23,7 @@ TAKEN = ("epochs", "batch_size")  # options of `LocalTraining`; the module decid
 
 
 def package_of(kind: type) -> str:
-    """The package whose LightningModule a class derives from; empty if there is none."""
+    """Return the package of the LightningModule that a class derives from, "lightning" or "pytorch_lightning"; else ""."""
     for parent in kind.__mro__:
         package = parent.__module__.partition(".")[0]
         if parent.__qualname__ == "LightningModule" and package in PACKAGES:
@@ -32,12 +32,12 @@ def package_of(kind: type) -> str:
 
 
 def require_no_lightning(module: nn.Module) -> None:
-    """Refuse a shared model whose own steps and optimiser would not be run.
+    """Refuse a LightningModule as the shared model, because its own steps and optimiser would not run.
 
     Raises
     ------
     FieldError
-        If it is a LightningModule.
+        If the module is a LightningModule.
     """
     if package_of(type(module)):
         accepted = (
@@ -48,26 +48,26 @@ def require_no_lightning(module: nn.Module) -> None:
 
 
 class LightningTrainer:
-    """Train by the steps and the optimiser of a LightningModule that wraps the shared network.
+    """Trainer that runs the steps and the optimiser of a LightningModule around the shared network.
 
-    Each round begins with a fresh copy of the module and the received parameters. Of the module's own parameters
-    beside the network nothing is shared, and nothing stays from round to round.
+    Each round begins with a fresh copy of the module and the received parameters. Only the network is shared. The
+    module's other parameters start anew in each round.
 
     Parameters
     ----------
     kind : type
-        A class of the site's, called with the network alone.
+        The site's LightningModule class; it is called with the network alone.
     network : torch.nn.Module
-        What is shared. It is copied.
+        Shared network, copied.
     layout : Layout
-        Of the network.
+        Layout of the network.
     local : LocalTraining
-        Epochs and size of a batch; all else is the module's, and refused here.
+        Number of epochs and batch size. Other options are refused, as the module decides them.
 
     Raises
     ------
     FieldError
-        For a module that Lightning could not train, or that trains another network.
+        If Lightning cannot train the module, or the module trains another network.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class LightningTrainer:
     def train(
         self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]
     ) -> list[Trained | Exception]:
-        """Train each client from its own start; an exception takes the place of a failed one."""
+        """Train each client from its own start; a failed client has its exception in its place. See `Trainer.train`."""
         results: list[Trained | Exception] = []
         for start, client, key in zip(starts, clients, keys, strict=True):
             try:
@@ -149,23 +149,23 @@ class LightningTrainer:
 
 
 class Batches:
-    """A client's batches, in the order of FedVeil's own training.
+    """Batches of a client for Lightning, in the order of FedVeil's own training.
 
-    Lightning may begin an epoch more than once: the order follows the number of the epoch alone.
+    The order depends only on the epoch's number, as Lightning may begin an epoch more than once.
 
     Parameters
     ----------
     client : ClientData
-        Whose examples.
+        Client with the examples.
     key : tuple of int
         (seed, round, partition).
     local : LocalTraining
-        Epochs and size of a batch.
+        Number of epochs and batch size.
 
     Attributes
     ----------
     trainer : object
-        Lightning's, once it is made: it counts the epochs.
+        Lightning's trainer, set later; it counts the epochs.
     """
 
     def __init__(self, client: ClientData, key: Key, local: LocalTraining) -> None:
@@ -182,14 +182,14 @@ class Batches:
 
 
 def _require_steps(kind: type, base: type) -> None:
-    """Refuse a class that lacks what Lightning calls."""
+    """Refuse a class without the methods that Lightning calls."""
     for name in ("training_step", "configure_optimizers"):
         if getattr(kind, name) is getattr(base, name):
             raise FieldError("training.trainer", kind.__qualname__, f"must have {name}")
 
 
 def _losses(package: Any) -> Any:
-    """A callback that adds up the losses of the last epoch; its base class is the package's."""
+    """Make a callback that sums the losses of the last epoch; its base class comes from the package."""
 
     class Losses(package.Callback):  # type: ignore[misc]
         total = 0.0

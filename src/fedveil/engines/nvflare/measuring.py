@@ -1,4 +1,4 @@
-"""Checks and metrics for FLARE's training code at a site, the same as in the other engines."""
+"""Checks and metrics for a FLARE site's own training code, the same as in the other engines."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedveil.learning.losses import LossFunction
 
 
 def check_shapes(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> None:
-    """Refuse, before training, a site's examples that the model or the loss cannot take.
+    """Check before training that a site's examples fit the model and the loss.
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ def check_shapes(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> 
 
 
 def measure(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> Figures:
-    """Compute a model's metrics on examples that it was not trained on: the requested loss, accuracy and so on.
+    """Compute a model's metrics on held-out examples: the requested loss, accuracy and so on.
 
-    The metrics belong to the site. If they are sent with ``FLModel(metrics=...)``, the site's method releases or drops
-    them.
+    The metrics stay at the site unless its code sends them with ``FLModel(metrics=...)``. The site's method then
+    releases or drops them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Site's part in a FLARE job: its memory of the job, and an admitted task on its way through the executor."""
+"""A site's part in a FLARE job: its memory of the job, and an admitted task while the executor works on it."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -28,12 +28,12 @@ class RunMemory(ClientMemory):
     Parameters
     ----------
     marker : Path
-        File in the job's folder; it shows that another process kept a ledger of the run, which is lost.
+        File in the job's folder. If it exists, another process had a ledger of the run, and that ledger is lost.
 
     Raises
     ------
     FieldError
-        If there was another process.
+        If the marker exists.
     """
 
     def __init__(self, marker: Path) -> None:
@@ -71,13 +71,13 @@ class RunMemory(ClientMemory):
 
 
 def known_code(result: Shareable) -> str:
-    """Return the return code of a result if it is one of FLARE's."""
+    """Return a result's code if it is one of FLARE's return codes, else the code of an exception."""
     code = str(result.get_return_code())
     return code if code in vars(ReturnCode).values() else str(ReturnCode.EXECUTION_EXCEPTION)
 
 
 def marker_of(fl_ctx: FLContext, site: str) -> Path:
-    """Return the path of the file that shows that a site keeps a ledger of this job only."""
+    """Return the path of a marker file in the job's folder: it exists if a site keeps its ledger only for this job."""
     folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"fedveil-{site}"
@@ -85,7 +85,7 @@ def marker_of(fl_ctx: FLContext, site: str) -> Path:
 
 @dataclass(frozen=True)
 class Pending:
-    """Admitted task on its way through the executor; `teach` trains if the site's own module does."""
+    """Admitted task while the executor works on it. `teach` is the site's own training function, if it has one."""
 
     party: ClientParty
     broadcast: Broadcast
@@ -101,12 +101,12 @@ class Pending:
     learned: list[Learned] = field(default_factory=list)
 
     def train(self) -> None:
-        """Train by the site's own module, unless the round was answered before."""
+        """Train by the site's own function, unless the round was answered before."""
         if self.teach is not None and self.admitted is None:
             self.learned[:] = [self.teach(self.party, self.broadcast)]
 
     def answer(self, result: Shareable) -> Shareable:
-        """Return the protected releases; without local trust a failure is only FLARE's return code."""
+        """Make the result to send: the protected releases. Under central trust a failure is only FLARE's return code."""
         party, client, code = self.party, self.party.method.client, result.get_return_code()
         if client.trust == "central" and code != ReturnCode.OK:
             return make_reply(known_code(result))
@@ -127,7 +127,7 @@ class Pending:
         return write_reply(released, party.layout, client, party.seal(self.broadcast.public.round))
 
     def restore(self, fl_ctx: FLContext) -> None:
-        """Undo changes by training code to what FLARE sends along: cookies, and the public part of the context."""
+        """Undo training code's changes to what FLARE also sends: cookies, and the public part of the context."""
         self.task.set_cookie_jar(deepcopy(dict(self.cookies)))
         manager = fl_ctx.get_prop(ReservedKey.MANAGER)
         for name in fl_ctx.get_all_public_props():

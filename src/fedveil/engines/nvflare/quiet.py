@@ -1,9 +1,8 @@
-"""Allow-list of the parts that may run in a site's job besides the filters; all others are refused.
+"""Allow-list of FLARE components that may run in a site's job besides the filters; all others are refused.
 
-Every part that FLARE loads into a job's process can send data past the filters. Retrievers hand out files on request,
-streamers follow logs, widgets and launchers send metrics, swarm controllers talk to other sites, launchers run
-commands. So the list names classes that do none of this. A site can add classes of its own, for which it is
-responsible.
+Every component in a job's process can send data past the filters. Retrievers hand out files on request, streamers
+follow logs, widgets and launchers send metrics, swarm controllers talk to other sites, launchers run commands. So the
+list names classes that do none of this. A site can add classes of its own, for which it is responsible.
 """
 
 import json
@@ -79,7 +78,7 @@ STREAMER, SWITCH = (
 
 
 def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = False) -> None:
-    """Refuse a job or site with a part on no list, and empty the collector that answers the server's questions.
+    """Refuse a job or site with a component on no list, and stop the collector of errors that the server can read.
 
     Parameters
     ----------
@@ -93,7 +92,7 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = Fa
     Raises
     ------
     FieldError
-        For such a part, which the text names.
+        For the first such component; the text names it.
     """
     allow = _allowed(allow, swarm)
     for where, part in _parts(fl_ctx):
@@ -112,21 +111,21 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = Fa
 
 
 def _allowed(allow: Sequence[str], swarm: bool) -> Sequence[str]:
-    """Return the further allowed classes: those of the site, and in swarms FedVeil's own."""
+    """Return the further allowed classes: the site's own, and in a swarm FedVeil's."""
     if not swarm:
         return allow
     return [*allow, *SWARM]
 
 
 def _take_out(handlers: list[Any], part: Any) -> None:
-    """Remove a part from a list, comparing by identity."""
+    """Remove a component from a list, comparing by identity."""
     for place in reversed(range(len(handlers))):
         if handlers[place] is part:
             del handlers[place]
 
 
 def silence(engine: Any) -> None:
-    """Stop FLARE's collector of warnings and errors, which the server can read (``show_errors``), from collecting."""
+    """Stop FLARE's collector of warnings and errors, because the server can read it (``show_errors``)."""
     for handler in getattr(engine, "handlers", ()):
         if hasattr(handler, "add_error"):
             handler.add_error = lambda *arguments, **named: None
@@ -134,9 +133,9 @@ def silence(engine: Any) -> None:
 
 
 class JobGuard(FLComponent):  # type: ignore[misc]
-    """Component that stops a job with a part that is not allowed; unlike `PrivacyFilter`, before the job starts.
+    """FLARE component that stops a job with a forbidden component, before the job starts.
 
-    It belongs into the site's ``local/privacy.json``.
+    (`PrivacyFilter` checks only at the first task.) It belongs in the site's ``local/privacy.json``.
 
     Parameters
     ----------
@@ -151,7 +150,7 @@ class JobGuard(FLComponent):  # type: ignore[misc]
         self.allow, self.swarm = list(allow or ()), swarm
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Check the parts when everything is loaded and nothing has started."""
+        """Check all components once they are loaded, before any starts."""
         if event_type != EventType.ABOUT_TO_START_RUN:
             return
         try:
@@ -165,7 +164,7 @@ class JobGuard(FLComponent):  # type: ignore[misc]
 
 
 def _parts(fl_ctx: FLContext) -> Iterator[tuple[str, Any]]:
-    """Yield all parts that the process of the job holds, with their places."""
+    """Yield all components in the job's process, each with its place."""
     engine, runner = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.RUNNER)
     for name, part in engine.get_all_components().items():
         yield f"components.{name}", part
@@ -177,9 +176,10 @@ def _parts(fl_ctx: FLContext) -> Iterator[tuple[str, Any]]:
 
 
 def _foreign(part: Any, where: str, allow: Sequence[str]) -> bool:
-    """Whether a part is on no list.
+    """Whether a component is on no list.
 
-    An executor that is not FLARE's is the site's training code or code from a job. No filter can restrict code.
+    An executor outside FLARE is not foreign: it is the site's or a job's training code, and no filter can restrict
+    code.
     """
     own, kinds = _name(type(part)), {_name(kind) for kind in type(part).__mro__}
     if own in allow:
@@ -193,7 +193,7 @@ def _foreign(part: Any, where: str, allow: Sequence[str]) -> bool:
 
 
 def _site_parts(workspace: Any) -> Iterator[tuple[str, bool]]:
-    """Yield paths of the classes that the site's own process loads, and whether log streaming is off."""
+    """Yield the class paths in the site's own process, each with whether log streaming is off."""
     find = getattr(workspace, "get_config_files_for_startup", None)
     if find is None:
         return

@@ -1,4 +1,4 @@
-"""Pieces of a FLARE recipe that `protect` checks and changes."""
+"""Parts of a FLARE recipe that `protect` checks and changes."""
 
 import importlib.util
 import inspect
@@ -40,7 +40,7 @@ OPTIONS = {
 
 
 def modules(filters: Mapping[str, Any]) -> list[str]:
-    """Return the modules that the filters and the controller import by name."""
+    """Return the names of the modules that filters and controller import."""
     named = [filters["model"]]
     training = filters.get("training") or {}
     named += [training.get("data", ""), training.get("trainer", "")]
@@ -53,7 +53,7 @@ def modules(filters: Mapping[str, Any]) -> list[str]:
 
 
 def own_file(module: str) -> Path | None:
-    """Return the file of a module that is neither installed nor part of a package."""
+    """Return the file of a module that has to travel with a job: one that is neither installed nor in a package."""
     if "." in module:
         return None
     found = importlib.util.find_spec(module)
@@ -73,7 +73,7 @@ def arguments(site: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agreed(name: str, chosen: str, given: Mapping[str, Any]) -> str:
-    """Return a value on which the caller and the site's filter agree, or refuse."""
+    """Return the caller's or the site filter's value of a setting; refuse if both differ or both are missing."""
     own = str(given.get(name, ""))
     if chosen and own and chosen != own:
         raise FieldError(name, chosen, f"the site's filter has {own!r}: give both the same")
@@ -83,7 +83,7 @@ def agreed(name: str, chosen: str, given: Mapping[str, Any]) -> str:
 
 
 def require_recipe(recipe: Any) -> None:
-    """Refuse anything but a recipe, or a recipe of a FLARE version that lacks needed parts."""
+    """Refuse anything but a recipe of a supported FLARE version."""
     lacking = [name for name in SEAMS if not hasattr(recipe, name)]
     if lacking:
         accepted = f"must be a recipe of FLARE 2.9 (it lacks {', '.join(lacking)}). With an older FLARE write the job: "
@@ -92,7 +92,7 @@ def require_recipe(recipe: Any) -> None:
 
 
 def workflow_of(recipe: Any) -> Any:
-    """Return the workflow of a recipe, if it is a plain mean or a swarm.
+    """Return the workflow of a recipe; it must be a plain mean or a swarm.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def workflow_of(recipe: Any) -> Any:
 
 
 def require_options(recipe: Any) -> None:
-    """Refuse options of a recipe that would be dropped silently."""
+    """Refuse options of a recipe that would silently have no effect."""
     for name, instead in OPTIONS.items():
         if getattr(recipe, name, None) not in (None, {}, ""):
             raise FieldError(f"recipe.{name}", getattr(recipe, name), f"is not carried: {instead}")
@@ -132,7 +132,7 @@ def require_options(recipe: Any) -> None:
 
 
 def require_threads(env: Any) -> None:
-    """Refuse a simulator with fewer threads than sites, as it replaces their processes and so their ledgers."""
+    """Refuse a simulator with fewer threads than sites: it would replace the sites' processes and lose their ledgers."""
     if env.num_threads < env.num_clients:
         accepted = f"must be {env.num_clients}, one a site: with fewer FLARE replaces a site's process and its ledger"
         raise FieldError("num_threads", env.num_threads, accepted)
@@ -169,7 +169,7 @@ def apps_of(recipe: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def of_kind(app: Any, path: str) -> Iterator[Any]:
-    """Yield the components of an app whose class derives from a class path, which need not be importable here."""
+    """Yield an app's components whose class has this class path or derives from it."""
     for part in app.app_config.components.values():
         names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(part).__mro__]
         if path in names:
@@ -177,7 +177,7 @@ def of_kind(app: Any, path: str) -> Iterator[Any]:
 
 
 def drop(app: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """Remove the components of these kinds from an app, and return them."""
+    """Remove the components of these classes from an app, and return them."""
     config, dropped = app.app_config, []
     for name, part in list(config.components.items()):
         if isinstance(part, kinds):
@@ -190,7 +190,7 @@ def drop(app: Any, kinds: tuple[type, ...]) -> list[Any]:
 
 
 def replace_part(app: Any, old: Any, new: Any) -> None:
-    """Replace a component by another one under the same name."""
+    """Replace a component by another one, under the same name."""
     config = app.app_config
     for name, part in list(config.components.items()):
         if part is old:
@@ -199,13 +199,13 @@ def replace_part(app: Any, old: Any, new: Any) -> None:
 
 
 def drop_script(app: Any, script: str) -> None:
-    """Remove a script that is not run from the job."""
+    """Remove a script from the job's files."""
     kept = [one for one in app.app_config.ext_scripts if Path(one).name != Path(script).name]
     app.app_config.ext_scripts[:] = kept
 
 
 def model_of(recipe: Any, named: str, options: Any) -> tuple[str, dict[str, Any] | None]:
-    """Return the name and the arguments of a recipe's model, from which server and sites build it.
+    """Return the name and arguments with which server and sites build a recipe's model.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Protection of a FLARE recipe in one line: the same job, with a FedVeil method in place of its plain mean."""
+"""Protection of a FLARE recipe: the same job, with a FedVeil method in place of its plain mean."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,20 +56,20 @@ NOT_OF_SWARMS = ("public", "site_training", "epsilon", "delta", *OF_PEERS)
 
 @dataclass
 class Protection:
-    """Changes that `protect` makes to a recipe of a server's mean, some of them only when the environment is known.
+    """Changes that `protect` makes to a recipe with a server; some need to know the environment.
 
     Attributes
     ----------
     recipe : Recipe
-        Recipe that is changed.
+        Recipe to change, in place.
     method : Method
         Method of server and sites.
     filters, server : dict
         Arguments of the sites' `PrivacyFilter` and of the server's `FedVeilController`.
     say : callable
-        Receiver of one line for each change.
+        Called with a line of text for each change.
     environment : str
-        Environment of the recipe, once it is known.
+        Kind of the environment; "" before it is known.
     """
 
     recipe: Any
@@ -88,7 +88,7 @@ class Protection:
         return self.method.client.trust != "central"
 
     def change(self, controller: Callable[..., Any]) -> None:
-        """Change the job: its workflow, its training, and what leaves outside the filters.
+        """Change the job: its workflow, its training, and components that send data past the filters.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Protection:
         self.before, recipe.process_env = recipe.process_env, self.enter
 
     def enter(self, env: Any) -> None:
-        """Add the filters if sites have none of their own; FLARE calls this before the job is deployed."""
+        """Add the filters to the job, unless the sites have their own. FLARE calls this before it deploys the job."""
         self.before(env)
         where = type(env).__name__
         if self.environment not in ("", where):
@@ -155,7 +155,7 @@ class Protection:
         )
 
     def _require_quiet(self, server: Any, sites: Mapping[str, Any]) -> None:
-        """Refuse parts that would send figures of the sites' data past the filters; report what a trusted server sees."""
+        """Refuse components that send the sites' figures past the filters; report what a trusted server sees."""
         receivers = [type(part).__name__ for part in of_kind(server, RECEIVER)]
         self.tracked = bool(receivers)
         for app in sites.values():
@@ -172,7 +172,7 @@ class Protection:
             )
 
     def _silence(self, sites: Mapping[str, Any]) -> None:
-        """Take out what hands logged metrics to the server, unless a trusted one tracks them."""
+        """Remove the component that sends logged metrics to the server, unless a trusted server tracks them."""
         if self.tracked:
             return
         for app in sites.values():
@@ -192,12 +192,12 @@ class Protection:
         )
 
     def _carry_the_model(self) -> None:
-        """Let the model's module travel with a script that needs it; where a site trains, its modules are its own."""
+        """Add the model's module to the job's files if a script trains; a site that trains itself has its own modules."""
         if self.filters.get("training") is None:
             self._carry(modules(self.filters))
 
     def _carry(self, names: Sequence[str]) -> None:
-        """Let files of modules travel with the job, unless they are installed."""
+        """Add the files of modules to the job, unless they are installed."""
         for name in names:
             file = own_file(name)
             if file is not None:
@@ -207,7 +207,7 @@ class Protection:
 
 @dataclass
 class SwarmProtection(Protection):
-    """Changes that `protect` makes in a swarm: each peer trains by its own module, and combines like FedVeil's server."""
+    """Changes that `protect` makes to a swarm: each peer trains by its own module, and combines as FedVeil's server does."""
 
     def __post_init__(self) -> None:
         self.tasks = (TRAIN, *SWARM_TASKS)
@@ -235,7 +235,7 @@ class SwarmProtection(Protection):
             self._bring_peers(sorted(self.server["sites"]))
 
     def _arrive(self, env: Any) -> None:
-        """Give each peer FedVeil's server half, if the names were not known before."""
+        """Add FedVeil's server half to each peer, if the peers' names were not known before."""
         if not self.server.get("sites"):
             self._bring_peers(sorted(names_of(env)))
 
@@ -256,10 +256,10 @@ class SwarmProtection(Protection):
 
 @dataclass
 class SwarmRule(Protection):
-    """Change that `protect` makes in a swarm without privacy: the rule by which the peers combine."""
+    """Change that `protect` makes to a swarm without privacy: another aggregation rule."""
 
     def enter(self, env: Any) -> None:
-        """Add nothing, as the peers send what their own scripts send."""
+        """Add no filter, as the peers send their scripts' results unprotected."""
         self.before(env)
 
     def _said(self) -> str:
@@ -307,7 +307,7 @@ def protection(
     Raises
     ------
     FieldError
-        For arguments that contradict the site's file, and for a method that a recipe cannot run.
+        For arguments that contradict the site's file, or a method for which a recipe does not suffice.
     """
     require_recipe(recipe)
     given = {} if site is None else arguments(site)

@@ -1,4 +1,4 @@
-"""FedVeil's aggregation rules as FLARE aggregators, for FLARE's own workflows and for a swarm's peers."""
+"""FedVeil's aggregation rules as FLARE aggregators, for FLARE's own workflows and for swarms."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,20 +33,20 @@ KINDS = ("WEIGHT_DIFF", "WEIGHTS")
 class RuleAggregator(FlareAggregator):  # type: ignore[misc]
     """FLARE aggregator that combines the sites' results by a FedVeil rule.
 
-    It adds no noise and promises nothing. The party that runs it, in a swarm a peer, sees what the sites send.
+    It adds no noise and promises nothing. The party that runs it (in a swarm a peer) sees the sites' results.
 
     Parameters
     ----------
     rule : str or dict
         Name in `fedveil.aggregation.AGGREGATORS`, or a dict of its ``name`` and options.
     sites : int
-        Number of sites of the federation. A rule that needs more is refused.
+        Number of sites of the federation. A rule for more sites is refused.
     weights : dict of str to float, optional
         Declared, public sizes of all sites, by name. Default: equal weights.
     cap : float, optional
         Largest weight of a site, whatever its size; required with `weights`.
     expected_data_kind : {"WEIGHT_DIFF", "WEIGHTS"}
-        Kind of the sites' results. From weights the workflow's own model is subtracted.
+        Kind of the sites' results. From weights the workflow's current model is subtracted first.
     swarm : bool
         Whether the aggregating site changes with each round. A rule with a memory is then refused.
 
@@ -77,12 +77,12 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         self._received: dict[str, dict[str, Tensor]] = {}
 
     def sensitivity(self, clip: float, relation: Relation = "zero-out") -> float | None:
-        """Return a bound on the result's movement if one site's update, of length up to `clip`, changes; None without one."""
+        """Return a bound on the movement of the result if one site's update, of length at most `clip`, changes; None: no bound."""
         return self._rule.sensitivity(clip, self._weights_of(sorted(self.weights or ())), relation)
 
     @property
     def bears(self) -> int:
-        """Return the largest number of malicious sites for which the rule is made."""
+        """Largest number of malicious sites that the rule withstands."""
         if self.weights is None:
             return self._rule.withstands(self.sites)
         return min(
@@ -91,11 +91,11 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         )
 
     def reset(self, fl_ctx: FLContext) -> None:
-        """Forget all received results."""
+        """Drop all received results."""
         self._received = {}
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Accept a site's update if it can be used; a second one in a round is dropped."""
+        """Accept a site's update if it is usable; a second update of the site in a round is dropped."""
         try:
             site, arrays = self._read(shareable, fl_ctx)
         except (FieldError, ValueError) as error:
@@ -105,7 +105,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """Return the rule's result, in the kind that the sites sent.
+        """Combine the received updates by the rule; the result has the kind that the sites sent.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return reply
 
     def _read(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[str, dict[str, Tensor]]:
-        """Return the sender and its arrays.
+        """Read the sender and the arrays of a result.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return site, arrays
 
     def _agreeing(self) -> dict[str, dict[str, Tensor]]:
-        """Return the updates with the arrays and shapes of more than half of the sites, in whatever order they came.
+        """Return the updates whose array names and shapes are those of more than half of the sites.
 
         Raises
         ------
@@ -190,7 +190,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return {}
 
     def _start(self, fl_ctx: FLContext, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the model from which differences are taken: zeros for differences, the workflow's model for weights."""
+        """Return the model that is subtracted from results: zeros for differences, the workflow's model for weights."""
         if self.expected_data_kind == "WEIGHT_DIFF":
             return {name: torch.zeros_like(value) for name, value in like.items()}
         model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) or {}
@@ -206,7 +206,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         return start
 
     def _weights_of(self, names: list[str]) -> Tensor:
-        """Return the weights of the sites that sent an update: declared ones under the cap, or equal ones."""
+        """Return the weights of the named sites: declared ones under the cap, or equal ones."""
         if self.weights is None or self.cap is None:
             return even(len(names) or self.sites)
         declared = [self.weights[name] for name in names]
@@ -220,12 +220,12 @@ def usable_rule(
     cap: float | None,
     swarm: bool,
 ) -> Aggregator:
-    """Return the rule for a FLARE aggregator of so many sites.
+    """Return a rule after checking that a FLARE aggregator of this many sites can use it.
 
     Raises
     ------
     FieldError
-        For a rule that needs more sites or a server's training; for weights that it cannot take; for a memory in a
+        For a rule that needs more sites or a server's training; for unusable weights; for a rule with a memory in a
         swarm.
     """
     name = type(rule).__name__
@@ -272,7 +272,7 @@ def _kinds(arrays: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
 
 
 def _has_length(value: Tensor) -> bool:
-    """Whether an array, and the distance to one equally far away, have a length in float64."""
+    """Whether an array's length, and four times that length, are finite in float64."""
     return bool(torch.linalg.vector_norm(value.reshape(-1).to(torch.float64) * 4).isfinite())
 
 

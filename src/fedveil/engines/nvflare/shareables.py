@@ -1,4 +1,4 @@
-"""Conversion of what FLARE carries: a job's JSON to methods and models, broadcasts and replies to shareables.
+"""Conversion between FLARE's JSON and messages (shareables) and FedVeil's methods, models, broadcasts and replies.
 
 Shareables keep every bit. A task holds the model as weights, under the names of ``model.state_dict()``. Its meta holds
 the public facts, and the sites in the order of their partitions. A result is rebuilt from the protected releases only,
@@ -42,7 +42,7 @@ def method_of(
     site_training: bool = False,
     public: bool = False,
 ) -> Method:
-    """Return a method with its rule, if a job can give it what it needs.
+    """Build a method by name, with its parameters and rule; refuse one that a FLARE job cannot run.
 
     If a script trains, filters see only the trained model. If the sites train by `FedVeilExecutor`, a method may use
     values known only in training, and several hypotheses; the server may then have `public` data.
@@ -50,7 +50,7 @@ def method_of(
     Raises
     ------
     FieldError
-        For unknown names, and for methods that need more.
+        For unknown names, and for methods that need more than the job has.
     """
     require_method("method", name)
     built = None
@@ -78,7 +78,7 @@ def method_of(
 def model_of_name(
     model: str, options: Mapping[str, Any] | None, buffers: Buffers, seed: int, k: int = 1
 ) -> tuple[nn.Module, Layout, Tensor]:
-    """Return a model ``"package.module:Net"``, its layout, and its first parameters [k, d] from a seed."""
+    """Build a model ``"package.module:Net"``; return it with its layout and its first parameters [k, d] from a seed."""
     if not isinstance(model, str) or ":" not in model:
         raise FieldError(
             "model", model, 'must be "package.module:Net", importable where the job runs'
@@ -89,7 +89,7 @@ def model_of_name(
 
 
 def rule_of(given: Mapping[str, Any] | str) -> Aggregator:
-    """Return an aggregation rule from its name, or from a table of its ``name`` and options."""
+    """Build an aggregation rule from its name, or from a table of its ``name`` and options."""
     if isinstance(given, str):
         given = {"name": given}
     values = dict(given)
@@ -100,7 +100,7 @@ def rule_of(given: Mapping[str, Any] | str) -> Aggregator:
 def write_broadcast(
     broadcast: Broadcast, layout: Layout, sites: Sequence[str], method: str = ""
 ) -> Shareable:
-    """Return the data of a task."""
+    """Make the data of a task from a broadcast."""
     meta = {messages.PUBLIC: messages.public_values(broadcast), SITES: list(sites)}
     if method:
         meta[METHOD] = method
@@ -120,7 +120,7 @@ def require_own_method(task: Shareable, own: str) -> None:
     Raises
     ------
     FieldError
-        If the task names another method. A task that names none passes: its reply tells the server.
+        If the task names another method. A task without a name passes: the server checks the reply's mark.
     """
     named = (_dxo(task, "task").meta or {}).get(METHOD)
     if named is not None and named != own:
@@ -130,7 +130,7 @@ def require_own_method(task: Shareable, own: str) -> None:
 def read_broadcast(
     task: Shareable, layout: Layout, hypotheses: int = 1
 ) -> tuple[Broadcast, list[str]]:
-    """Return the broadcast in a task, with so many hypotheses, and the sites.
+    """Read the broadcast in a task, with this many hypotheses, and the names of the sites.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def read_broadcast(
 
 
 def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Releases:
-    """Return the answer of training code: the model (a difference is added to the broadcast one), count and metrics."""
+    """Read training code's result: model, count and metrics. A difference is added to the broadcast model."""
     dxo = _dxo(result, "result")
     model = _vector(layout, dxo.data)
     if dxo.data_kind == DataKind.WEIGHT_DIFF:
@@ -179,7 +179,7 @@ def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Rel
 def write_reply(
     releases: Releases, layout: Layout, client: ClientSide, sealed: str = ""
 ) -> Shareable:
-    """Return a result that holds only the releases and the seal of their receipt."""
+    """Make a result that holds only the releases and the seal of their receipt."""
     model, share = model_of(releases), next((r.value for r in releases if r.kind == "share"), None)
     if model is None and share is None:
         raise FieldError("releases", [r.kind for r in releases], "hold no model")
@@ -198,7 +198,7 @@ def write_reply(
 
 
 def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Releases:
-    """Return the releases of a marked result.
+    """Read the releases of a protected result, after checking its mark.
 
     Raises
     ------
@@ -223,19 +223,19 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
 
 
 def read_seal(result: Shareable, partition: int) -> dict[int, str]:
-    """Return the seal of a marked result by its partition; empty without one."""
+    """Read the seal of a protected result, as a dict with its partition; empty without a seal."""
     return messages.seals_of(_dxo(result, "result").meta[messages.REPLY], partition)
 
 
 def _hypothesis(place: int, name: str) -> str:
-    """Return the name of an array of a hypothesis; the first hypothesis has the model's own names."""
+    """Return the name of a hypothesis's array in a message; those of the first hypothesis have the model's names."""
     if place == 0:
         return name
     return f"{OTHER}{place}|{name}"
 
 
 def _of_hypothesis(key: str) -> tuple[int, str]:
-    """Return the number of the hypothesis of an array with this name, and the array's own name."""
+    """Split an array's name in a message into the number of the hypothesis and the array's own name."""
     if not key.startswith(OTHER):
         return 0, key
     place, _, name = key.removeprefix(OTHER).partition("|")
@@ -258,7 +258,7 @@ def _vector(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
 
 
 def _table(values: Any) -> dict[str, Any]:
-    """Return the values as a table; an empty table for anything else."""
+    """Return a value if it is a dict, else an empty dict."""
     if isinstance(values, dict):
         return values
     return {}

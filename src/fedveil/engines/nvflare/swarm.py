@@ -1,8 +1,8 @@
 """Swarm: FLARE's peers take turns as the aggregator, and no peer is trusted with the others' results.
 
-Each peer trains by `FedVeilExecutor`, so its result is protected at its own site before FLARE's swarm controller sees
-it. The aggregator of a round sees what a server would see; in a secure sum, one share of each site. The c sites that
-may collude include the aggregator.
+Each peer trains by `FedVeilExecutor`, so its result is protected at its own site before FLARE's swarm controller gets
+it. The aggregator of a round sees the same as a server: in a secure sum, one share of each site. The c sites that may
+collude include the aggregator.
 """
 
 import json
@@ -59,14 +59,14 @@ SEAMS = ("_scatter", "_try_broadcast_final_result", "record_last_result", "send_
 
 
 class SwarmRound(ServerParty):
-    """Combination of one round by one peer; other peers combined the earlier rounds."""
+    """Server side of one round at the aggregating peer; other peers combined the earlier rounds."""
 
     def require_rounds(self, done: int, field: str = "ledgers") -> None:
-        """Require nothing, as the cost of a round is in each site's own ledger."""
+        """Do nothing, as the cost of each round is in each site's own ledger."""
 
 
 class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: ignore[misc]
-    """Server's half of a method at each peer of a swarm: first model, messages, combination, last model.
+    """Server's half of a method at each peer of a swarm: initial model, questions, combination, and saving.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
     # ---- the first and the last model
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
-        """Return the first model, with the question of the first round."""
+        """Make the initial model, with the question of the first round."""
         seed = secrets.randbits(62) if self.seed is None else self.seed
         _, layout, models = model_of_name(self.model, self.model_options, self.buffers, seed)
         self._layout = layout
@@ -165,7 +165,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self._learnable(Broadcast(models=models, public=public), self.sites)
 
     def save(self, learnable: ModelLearnable, fl_ctx: FLContext) -> None:
-        """Save the model of a round, which is released, in the job's folder ``fedveil`` at this site."""
+        """Save a round's released model in the folder ``fedveil`` of the job at this site."""
         folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         weights, meta = learnable[ModelLearnableKey.WEIGHTS], learnable[ModelLearnableKey.META]
@@ -182,7 +182,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
     # ---- messages
 
     def learnable_to_shareable(self, model: ModelLearnable, fl_ctx: FLContext) -> Shareable:
-        """Return a round's question to all peers."""
+        """Make a round's question to all peers from the model and its facts."""
         meta = dict(model[ModelLearnableKey.META])
         task: Shareable = DXO(
             DataKind.WEIGHTS, dict(model[ModelLearnableKey.WEIGHTS]), meta
@@ -190,14 +190,14 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return task
 
     def shareable_to_learnable(self, shareable: Shareable, fl_ctx: FLContext) -> ModelLearnable:
-        """Return the model and the facts of a question."""
+        """Read the model and the facts in a question."""
         dxo = from_shareable(shareable)
         return make_model_learnable(dxo.data, dict(dxo.meta or {}))
 
     # ---- the combination
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Accept a peer's protected reply; a second one in a round is dropped."""
+        """Accept a peer's protected reply; a second reply of the peer in a round is dropped."""
         peer = fl_ctx.get_peer_context()
         name = None if peer is None else peer.get_prop(ReservedKey.IDENTITY_NAME)
         site = str(name or fl_ctx.get_identity_name())
@@ -215,7 +215,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """Combine the replies, and open the next round; a secure sum that lacks a site is asked again.
+        """Combine the replies and open the next round; ask again if a secure sum lacks a site.
 
         Raises
         ------
@@ -239,7 +239,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self._task(replace(opened, public=public), answered)
 
     def _again(self, broadcast: Broadcast, answered: Sequence[str]) -> Shareable:
-        """Return the same round as another question to the peers that answered."""
+        """Open the same round again, as another question to the peers that answered."""
         public, least = broadcast.public, max(self._method.least_sites, self.least)
         if len(answered) < least or public.attempt + 1 >= ATTEMPTS:
             raise NoReplyError(
@@ -252,7 +252,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self._task(replace(broadcast, public=public), answered)
 
     def _question(self, fl_ctx: FLContext) -> Broadcast:
-        """Return the question that the peers were asked."""
+        """Return the broadcast that the peers were asked with."""
         model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
         broadcast, sites = read_broadcast(self.learnable_to_shareable(model, fl_ctx), self._known())
         if sites != self.sites:
@@ -272,7 +272,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         return self._layout
 
     def _roster(self, names: Sequence[str]) -> tuple[PublicKey, ...]:
-        """Return the public keys of some sites."""
+        """Return the sorted public keys of the named sites."""
         if self.keys is None:
             assert self.seed is not None  # checked when the component was made
             places = [self.sites.index(name) for name in names]
@@ -340,7 +340,7 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         self.aggrs: list[str] = []
 
     def _scatter(self, task_data: Shareable, for_round: int, fl_ctx: FLContext) -> bool:
-        """Ask for a round; the aggregator is the next of the peers that answered last."""
+        """Ask the peers for a round; the aggregator is chosen in turn from the peers that answered last."""
         answered = self._follow(task_data)
         self.aggrs = [answered[for_round % len(answered)]]
         asked: bool = super()._scatter(task_data, for_round, fl_ctx)
@@ -349,12 +349,12 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
     def do_learn_task(
         self, name: str, task_data: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> None:
-        """Train; the aggregator then waits only for the peers that answered last."""
+        """Train. An aggregator then waits only for the peers that answered last."""
         self._follow(task_data)
         super().do_learn_task(name, task_data, fl_ctx, abort_signal)
 
     def _follow(self, task_data: Shareable) -> list[str]:
-        """Return the peers that answered the last question; a peer that was absent once is not asked again."""
+        """Return the peers that answered the last question. A peer that was absent once is not asked again."""
         answered = from_shareable(task_data).meta.get(ANSWERED)
         if not isinstance(answered, list) or not set(answered) <= set(
             self.get_config_prop(Constant.CLIENTS)
@@ -364,7 +364,7 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         return self.trainers
 
     def send_learn_task(self, targets: list[str], request: Shareable, fl_ctx: FLContext) -> bool:
-        """Ask the other peers; continue without peers that cannot be reached, while enough are left."""
+        """Ask the other peers; continue without unreachable ones while enough are left."""
         request.set_header(AppConstants.NUM_ROUNDS, self.get_config_prop(AppConstants.NUM_ROUNDS))
         timeout, secure = int(self.learn_task_ack_timeout), self.is_task_secure(fl_ctx)
         task = Task(name=self.do_learn_task_name, data=request, timeout=timeout, secure=secure)
@@ -380,7 +380,7 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         return False
 
     def record_last_result(self, fl_ctx: FLContext, round_num: int, result: ModelLearnable) -> None:
-        """Save a round's model, and end the workflow once all rounds are combined, however often one was asked."""
+        """Save a round's model, and end the workflow when all planned rounds are combined; repeated questions do not count."""
         facts = result[ModelLearnableKey.META].get(messages.PUBLIC) or {}
         if facts.get("round", 0) > facts.get("rounds", 0):
             first = self.get_config_prop(Constant.START_ROUND, 0)
@@ -388,7 +388,7 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         super().record_last_result(fl_ctx, round_num, result)
 
     def _try_broadcast_final_result(self, *arguments: Any, **named: Any) -> int:
-        """Send the last model to the peers that are still there; FLARE counts absent ones as an error."""
+        """Send the last model to the peers that are still there, as FLARE counts absent ones as errors."""
         everybody = self.get_config_prop(Constant.RESULT_CLIENTS) or []
         self.config[Constant.RESULT_CLIENTS] = [name for name in everybody if name in self.trainers]
         errors: int = super()._try_broadcast_final_result(*arguments, **named)

@@ -1,4 +1,4 @@
-"""Training of a site under NVIDIA FLARE: data, trainer and options from the site's own configuration."""
+"""Training at a FLARE site: data, trainer and options from the site's own configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,22 +25,22 @@ PUBLIC = "server"  # name under which public data are requested
 
 @dataclass(frozen=True, kw_only=True)
 class SiteTraining(Parameters):
-    """Training of a site by its own configuration; all values are plain JSON.
+    """Configuration of a site's training, from its own files; all values are plain JSON.
 
     Parameters
     ----------
     data : str
-        ``"hospital.study:data"``, a function of the site's name that returns ``(x, y)`` or ClientData. It is called
-        once, after the first task was admitted, and so is its module imported.
+        ``"hospital.study:data"``, a function from the site's name to ``(x, y)`` or ClientData. Its module is imported
+        and the function called once, after the first task was admitted.
     local : dict
         Options of `LocalTraining`: lr, epochs, batch_size, loss and so on.
     trainer : str
         ``"hospital.study:trainer"``, a function ``(model, layout, local) -> trainer``; the trainer has ``train(starts,
         clients, keys)`` as in `fedveil.learning.learner.Trainer`. Or a LightningModule, a class that is called with the
-        network (`LightningTrainer`). It is imported and called after the first task was admitted, too. Default:
+        network (`LightningTrainer`). It is also imported and called after the first task was admitted. Default:
         FedVeil's own, which is always used if noise goes inside training.
     kind : {"sequential", "batched", "auto"}
-        Kind of FedVeil's own trainer; "sequential" gives the embedded engine's bits, whoever else is trained there.
+        Kind of FedVeil's own trainer. "sequential" gives the same bits as the embedded engine.
     region : list of int, optional
         Top, left, bottom and right of the sensitive pixels, for FedRE.
     scoring : dict
@@ -73,14 +73,14 @@ class SiteTraining(Parameters):
 
 
 class OwnTraining:
-    """Training of a site in one job: its learner, and its data once they are needed.
+    """Training of a site in one job, with its learner and data; data are read when first needed.
 
     Parameters
     ----------
     given : SiteTraining
         Configuration of the site.
     seed : int
-        Seed of batches and their order.
+        Seed of the order of examples.
     """
 
     def __init__(self, given: SiteTraining, seed: int) -> None:
@@ -97,7 +97,7 @@ class OwnTraining:
         Raises
         ------
         FieldError
-            For a module that is not installed, or a model, a loss or an option that the method cannot train with.
+            For a module that is not installed, or a model, loss or option that does not work with the method.
         """
         given, noisy = self._given, method.noisy
         local = LocalTraining(**given.local)
@@ -125,7 +125,7 @@ class OwnTraining:
         )
 
     def _ready(self) -> Learner:
-        """Return the learner of an admitted task, with the trainer that the site names."""
+        """Return the learner of an admitted task, with the trainer that the site's configuration names."""
         learner = self._learner
         assert learner is not None  # a task was admitted
         if self._given.trainer and not self._own_trains:
@@ -141,11 +141,11 @@ class OwnTraining:
 
     @property
     def private_trainer(self) -> PrivateTrainer | None:
-        """Trainer, if it adds noise itself; else None."""
+        """Trainer if it adds noise inside training; else None."""
         return None if self._learner is None else self._learner.private_trainer
 
     def learning(self, site: str, partition: int) -> Callable[[ClientParty, Broadcast], Learned]:
-        """Return the function that trains an admitted task of a site; an error in it is that task's failure."""
+        """Return the function that trains on an admitted task; if it raises an error, that task has failed."""
 
         def learn(party: ClientParty, broadcast: Broadcast) -> Learned:
             learner, round_ = self._ready(), broadcast.public.round
@@ -213,12 +213,12 @@ def _of_the_site(field: str, name: str) -> Any:
 
 
 def site_training_of(given: Mapping[str, Any], seed: int | None) -> OwnTraining:
-    """Return a site's training from plain values.
+    """Build a site's training from plain values.
 
     Raises
     ------
     FieldError
-        For an unknown or refused option.
+        For an unknown or invalid option.
     """
     require_a(
         "training",

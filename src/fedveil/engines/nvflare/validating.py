@@ -1,4 +1,4 @@
-"""Validation under FLARE: sites that never train but release losses, and early stopping by these losses."""
+"""Validation under FLARE: sites that only release losses and never train, and early stopping by these losses."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -29,12 +29,12 @@ LOSS = "loss"
 
 
 def stopping_of(given: Mapping[str, Any]) -> EarlyStopping:
-    """Return an early stopping from plain values; the validating sites are given separately.
+    """Build an early stopping from plain values; the validating sites are given separately.
 
     Raises
     ------
     FieldError
-        For an unknown or refused option.
+        For an unknown or invalid option.
     """
     require_a(
         "stopping",
@@ -52,7 +52,7 @@ def stopping_of(given: Mapping[str, Any]) -> EarlyStopping:
 
 
 def validation_of(given: Mapping[str, Any]) -> Validation:
-    """Return the release of losses from plain values."""
+    """Build the options of released losses from plain values."""
     require_a(
         "validation",
         given,
@@ -105,7 +105,7 @@ class PendingLoss:
             self.losses[:] = [inf]
 
     def answer(self, result: Shareable) -> Shareable:
-        """Return the released loss."""
+        """Protect the loss, record its cost, and make the result to send."""
         if result.get_return_code() != ReturnCode.OK or not self.losses:
             return make_reply(known_code(result))
         [loss] = self.losses
@@ -125,12 +125,12 @@ class PendingLoss:
 
 
 def require_due(party: Validator, ledger: Ledger, round_: int, bounded: bool) -> None:
-    """Refuse, before data are touched, a loss that the site does not send.
+    """Refuse, before data are touched, a request for a loss that the site does not send.
 
     Raises
     ------
     FedVeilError
-        For such a loss, with the reason for the site's own log.
+        If it sends none; the text is for the site's own log.
     """
     reason = party.declines(round_)
     made = ledger.entries if bounded else ledger.all_entries
@@ -141,7 +141,7 @@ def require_due(party: Validator, ledger: Ledger, round_: int, bounded: bool) ->
 
 
 class ServerStopping:
-    """Early stopping at the server: choice of the sites asked for a loss, and end of the run.
+    """Early stopping at the server: choose sites that report a loss, and decide when the run ends.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class ServerStopping:
     seed : int
         Seed for the choice of sites.
     server : ServerParty
-        Server, which pays under central trust.
+        Server; under central trust its ledger is charged for the noise.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class ServerStopping:
         return self.rule.ends(self.best)
 
     def due(self, round_: int) -> list[str]:
-        """Return the sites that are asked after a round, among those with losses left."""
+        """Draw the sites to ask after a round, among those with losses left to send."""
         cap = cap_of(self.rule.validation, self._server.method.client.trust)
         allowed = [place for place, asked in self._asked.items() if cap is None or asked < cap]
         places = drawn(self.rule, self._seed, round_, allowed)
@@ -178,7 +178,7 @@ class ServerStopping:
         return [self.names[place] for place in places]
 
     def take(self, losses: list[float], round_: int, models: Tensor) -> float | None:
-        """Process the losses that arrived, and return the released loss; None without one."""
+        """Process the losses that arrived after a round, and return the released loss; None without one."""
         if not losses:
             return None
         if self._central and self.rule.validation.losses != "public":
@@ -193,7 +193,7 @@ class ServerStopping:
 
 
 def read_loss(result: Shareable | None) -> float | None:
-    """Return the loss in a reply of a validating site; None in other replies."""
+    """Read the loss in a validating site's reply; None in any other reply."""
     if result is None or result.get_return_code() != ReturnCode.OK:
         return None
     try:
