@@ -173,7 +173,7 @@ class Guarantee(Parameters):
 
     @property
     def status(self) -> Status:
-        """"formal": a definition holds; "conditional": it holds under `conditions`; "heuristic": none holds; "none": no noise."""
+        """ "formal": a definition holds; "conditional": it holds under `conditions`; "heuristic": none holds; "none": no noise."""
         if self.proven:
             return "conditional" if self.conditions else "formal"
         return "heuristic" if isinstance(self.bound, Heuristic) else "none"
