@@ -100,11 +100,11 @@ FOUND = [name for name in PAGES if name != "reports"]  # those look at pages, an
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_page_opens_with_five_short_sentences(name):
+def test_a_page_opens_with_a_few_short_sentences(name):
     opening = sentences(name)
-    assert len(opening) == 5
+    assert 4 <= len(opening) <= 8
     for sentence in opening:
-        assert len(sentence.split()) <= 40, sentence
+        assert len(sentence.split()) <= 28, sentence
         assert len(FIGURE.findall(sentence)) <= 2, sentence
 
 
