@@ -248,7 +248,7 @@ def _noise_to_signal(choice: Choice) -> float:
 
 
 def _for_person(promise: Guarantee, z: float, silos: int) -> tuple[Guarantee, float]:
-    """Raise the noise on whole clients so that a person at up to `silos` clients gets the promise that a client had.
+    """Raise the noise on whole clients, so that a person at up to `silos` clients gets a client's promise.
 
     Returns
     -------

@@ -99,7 +99,7 @@ class Bound(Parameters):
         return self
 
     def of_change(self) -> "Bound":
-        """Return the bound for a unit that changes, from this bound for a unit that is added, removed or set to zero.
+        """Return the bound for a change of a unit, from this bound for a unit that is added, removed or set to zero.
 
         Raises
         ------

@@ -173,7 +173,11 @@ class Guarantee(Parameters):
 
     @property
     def status(self) -> Status:
-        """ "formal": a definition holds; "conditional": it holds under `conditions`; "heuristic": none holds; "none": no noise."""
+        """Kind of the guarantee.
+
+        "formal": a definition of privacy holds. "conditional": it holds under `conditions`. "heuristic": none holds.
+        "none": there is no noise.
+        """
         if self.proven:
             return "conditional" if self.conditions else "formal"
         return "heuristic" if isinstance(self.bound, Heuristic) else "none"

@@ -1,4 +1,4 @@
-"""Combine: aggregation rules in two halves, clusters, perturbation-aware weights."""
+"""Aggregation: rules that combine the clients' updates, clusters of models, and weights by layer."""
 
 from fedveil.aggregation.base import Aggregator as Aggregator
 from fedveil.aggregation.base import FedAvg as FedAvg

@@ -1,4 +1,4 @@
-"""Aggregation rules: the base class with its two halves, reduce and step, and the plain means."""
+"""Aggregation rules: the base class with its two halves (reduce and step), and the plain means."""
 
 from abc import ABC, abstractmethod
 from copy import copy
@@ -24,7 +24,7 @@ _MANY = (
 
 @dataclass(frozen=True)
 class NoState:
-    """State of a rule that has no memory."""
+    """State of a rule that keeps nothing between rounds."""
 
 
 def require_rule(field: str, value: Any) -> None:
@@ -33,7 +33,7 @@ def require_rule(field: str, value: Any) -> None:
     Raises
     ------
     FieldError
-        With the way to write it.
+        If the value is not a rule; the text shows how to write one.
     """
     if isinstance(value, type) and issubclass(value, Aggregator):
         raise FieldError(field, value.__name__, f"is a class: write {value.__name__}()")
@@ -47,20 +47,23 @@ def require_rule(field: str, value: Any) -> None:
 
 
 class Aggregator(Parameters, ABC):
-    """Rule that turns the updates of a round into the next model.
+    """Aggregation rule: turns the updates of a round into the next model.
 
-    A rule is a frozen dataclass; its memory is an explicit state.
+    A rule is a frozen dataclass of parameters. `reduce` combines the updates; `step` applies the result to the model.
+    Everything that a rule keeps between rounds is in an explicit state.
 
     Attributes
     ----------
     identity_step : bool
         Whether `step` only adds the reduced update, so that the noise may go on the output (order "printed").
     columnwise : bool
-        Whether a coordinate of the reduced update follows from that coordinate of the updates and the weights alone.
+        Whether each coordinate of the reduced update depends only on the same coordinate of the updates, and on the
+        weights.
     working_copies : int
-        How many stacks of all updates `reduce` makes beside those that it gets: what a server needs room for.
+        Number of further copies of all updates that `reduce` makes; a server needs memory for them.
     linear : bool
-        Whether the reduced update is the weighted sum, so that factors on updates may become factors on weights.
+        Whether the reduced update is the weighted sum of the updates. Then a factor on an update can become a factor on
+        its weight.
 
     Examples
     --------
@@ -80,11 +83,11 @@ class Aggregator(Parameters, ABC):
         return NoState()
 
     def weights(self, counts: Tensor | None, n: int) -> Tensor:
-        """Return weights [n] (float64, summing to 1) for n replies; `counts` are their example counts, if sent."""
+        """Return the weights [n] (float64, sum 1) of n replies; `counts` are their example counts, if they were sent."""
         return even(n)
 
     def planned_weights(self, counts: Tensor | None, n: int, cohort: int) -> Tensor:
-        """Return weights [n] of n replies in a planned cohort: at most 1/cohort each, so that absent clients weigh 0.
+        """Return the weights [n] of n replies in a planned cohort, at most 1/cohort each; absent clients count as zero updates.
 
         Raises
         ------
@@ -104,40 +107,40 @@ class Aggregator(Parameters, ABC):
         source: Source,
         public_update: Tensor | None = None,
     ) -> "Aggregator":
-        """Return the rule of one round, with its state, draws or public data; most rules do not change.
+        """Return the rule for one round, with that round's state, random draws or public data; most rules return themselves.
 
         Parameters
         ----------
         state : object
             State of the rule.
         source : Source
-            Source of the round; a rule that draws takes a child of it.
+            Randomness of the round; a rule that needs random numbers uses a child of it.
         public_update : Tensor, optional
-            [d], update that the server trained on public data.
+            [d], update by the server's training on public data.
         """
         return self
 
     @property
     def by_examples(self) -> bool:
-        """Whether weights follow the clients' example counts."""
+        """Whether weights depend on the clients' example counts."""
         return False
 
     @property
     def least(self) -> int:
-        """Fewest updates on which the rule works; engines count absent clients as zeros to reach it."""
+        """Least number of updates for which the rule works; engines add zeros for absent clients to reach it."""
         return 1
 
     def withstands(self, n: int) -> int:
-        """Return the most malicious updates among n that the rule withstands."""
+        """Return how many malicious updates among n the rule withstands."""
         return 0
 
     def admit(self, malicious: int, n: int) -> None:
-        """Refuse more malicious updates than the rule withstands.
+        """Refuse a number of malicious updates that the rule does not withstand.
 
         Raises
         ------
         FieldError
-            With the largest number.
+            If there are more than `withstands`; the text gives that number.
         """
         most = self.withstands(n)
         if malicious > most:
@@ -147,14 +150,14 @@ class Aggregator(Parameters, ABC):
             )
 
     def _filled(self, **values: Any) -> Self:
-        """Return a copy with values that are no parameters."""
+        """Return a copy with further attributes that are no parameters."""
         filled = copy(self)
         for name, value in values.items():
             object.__setattr__(filled, name, value)
         return filled
 
     def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor | None:
-        """Return the share [n] (float64) of each update in the result; None if coordinates differ in it."""
+        """Return the weight [n] (float64) that each update has in the result; None if it differs between coordinates."""
         return None
 
     def bears(self, n: int) -> int:
@@ -167,14 +170,15 @@ class Aggregator(Parameters, ABC):
 
     @abstractmethod
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Combine updates [n, d] with weights [n] into one update [d]; float64, and a tensor of its own.
+        """Combine updates [n, d] with weights [n] to one new update [d], in float64.
 
-        Noise is added before anything is rounded to the updates' type. In float32 one client would move a sum of many
-        by more than its own share, because every later sum is rounded differently (at n = 20,000 by up to 7 C / n).
+        It is float64 because noise is added before rounding to the updates' type. In float32 one client could move a
+        sum by more than its own share, at n = 20,000 by up to 7 C / n. Each later partial sum would be rounded
+        differently.
         """
 
     def step(self, model: Tensor, update: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Apply the reduced update [d] to the model [d]; return the next model, a tensor of its own, and state."""
+        """Apply the reduced update [d] to the model [d]; return the next model (a new tensor) and the next state."""
         return model + update, state
 
     @abstractmethod
@@ -184,28 +188,28 @@ class Aggregator(Parameters, ABC):
         weights: Tensor,
         relation: Relation,
     ) -> float | None:
-        """Bound the Euclidean change of `reduce` when one client changes, with updates clipped to `clip`.
+        """Return a bound on how far `reduce` moves (Euclidean) if one client changes, with updates clipped to `clip`.
 
         The bound includes `rounding`; None if there is no bound. Zero-out replaces the client's update by zero and
         keeps all weights; replace-one replaces it by any other update within the clip.
         """
 
     def lipschitz(self, weights: Tensor) -> float | None:
-        """Bound the change of `reduce` per unit of distance that one update moves; None if it can jump."""
+        """Return a bound on how far `reduce` moves for each unit of distance that one update moves; None if it can jump."""
         return None
 
 
 @dataclass(frozen=True)
 class WeightedMean(Aggregator):
-    """Mean of the updates, uniform or weighted by example counts; the base of the mean rules.
+    """Mean of the updates, uniform or weighted by example counts; base class of the mean rules.
 
     Parameters
     ----------
     weighting : {"uniform", "examples"}
         Uniform weights are public; weights by examples are as public as the counts.
     max_examples : int, optional
-        Declared bound: a client counts as at most this many examples, whatever it reports. Formal noise with weights by
-        examples needs it.
+        Declared bound: a client never counts as more examples than this. Formal noise with weights by examples needs
+        it.
     """
 
     weighting: Weighting = "uniform"
@@ -239,7 +243,7 @@ class WeightedMean(Aggregator):
         return counted / total
 
     def planned_weights(self, counts: Tensor | None, n: int, cohort: int) -> Tensor:
-        """Return 1/cohort, or a client's share of the declared bound: min(count, bound) / (bound * cohort)."""
+        """Return 1/cohort, or with weights by examples min(count, bound) / (bound * cohort)."""
         if self.weighting == "uniform":
             return super().planned_weights(counts, n, cohort)
         if self.max_examples is None:
@@ -264,7 +268,7 @@ class WeightedMean(Aggregator):
         return weighted_sum(updates, weights)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """Return C times the largest weight (twice that for replace-one), with rounding."""
+        """Return C times the largest weight (twice that for replace-one), plus rounding."""
         return float(weights.max()) * clip * FACTOR[relation] * (1 + rounding(len(weights)))
 
     def lipschitz(self, weights: Tensor) -> float:
@@ -273,12 +277,12 @@ class WeightedMean(Aggregator):
 
 
 def even(n: int) -> Tensor:
-    """Return equal weights [n], float64, that sum to 1."""
+    """Return equal weights [n] (float64, sum 1)."""
     return torch.full((n,), 1 / n, dtype=torch.float64)
 
 
 def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Tensor:
-    """Compute the weighted sum [d] (float64) of n rows, or of the rows less `start`; weights are [n]."""
+    """Compute the weighted sum [d] (float64) of n rows [d], or of the rows less `start`, with weights [n]."""
     if isinstance(rows, Tensor) and len(blocks_of(*rows.shape)) == 1:
         return weights @ rows.to(torch.float64)
     return add_weighted(zeros(rows[0].shape[0]), rows, weights, start)
@@ -290,19 +294,19 @@ def add_weighted(
     weights: Tensor,
     start: Tensor | None = None,
 ) -> Tensor:
-    """Add to a sum [d] (float64) n rows [d], or these minus `start`, with weights [n], two rows at a time."""
+    """Add the weighted rows [d], or the rows less `start`, to a sum [d] (float64) in place, two rows at a time."""
     for some, columns, part in parts_of(rows, start):
         total[columns].addmv_(part.t(), weights[some])
     return total
 
 
 def rounding(n: int) -> float:
-    """Bound the share that rounding adds to one client's influence on a float64 sum of n updates.
+    """Return a bound on the relative increase of one client's influence by rounding, in a float64 sum of n updates.
 
-    In any order of n products w_i x_i, the result is off by at most g sum w_i |x_i| a coordinate. Here g = 2 n 2^-53
+    In any order of n products w_i x_i, the error is at most g sum w_i |x_i| in each coordinate. Here g = 2 n 2^-53
     covers the products, the sums and the sums of their blocks (Higham 2002, section 3.1). Over all coordinates that is
-    at most g n w C, with w the largest weight, before and after the client's change. So it is 2 g n of its share w C,
-    1.1e-6 at n = 50,000. Up to n = 1,000 it is left out, being below 1e-9.
+    at most g n w C, with w the largest weight, before and after the client's change. So it is the fraction 2 g n of the
+    client's share w C, 1.1e-6 at n = 50,000. Up to n = 1,000 it is below 1e-9 and counts as 0.
     """
     if n <= _MANY:
         return 0.0
@@ -326,12 +330,12 @@ class FedAvg(WeightedMean):
 
 @dataclass(frozen=True)
 class FedProx(WeightedMean):
-    """FedAvg on the server, a proximal term on the clients (Li et al. 2020, arXiv 1812.06127).
+    """FedAvg on the server, with a proximal term in the clients' loss (Li et al. 2020, arXiv 1812.06127).
 
     Parameters
     ----------
     mu : float
-        Clients add mu/2 ||w - start||^2 to their loss. Engines hand it to local training.
+        Clients add mu/2 ||w - start||^2 to their loss; engines pass mu to local training.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Rules with a centre, or by the size of updates: GeometricMedian, CentredClipping, NormBounding, FLTrust.
+"""Rules that use a centre or the length of updates: GeometricMedian, CentredClipping, NormBounding, FLTrust.
 
 The geometric median is a weighted mean of the updates, so its weights follow from squared distances D [n, n] alone: for
 weights w that sum to 1, |x_i - sum_j w_j x_j|^2 = (D w)_i - w.D w / 2.
@@ -22,7 +22,7 @@ from fedveil.mechanisms import Source
 
 @dataclass(frozen=True)
 class GeometricMedian(Aggregator):
-    """Point with the least sum of distances to the updates, by the smoothed Weiszfeld iteration.
+    """Geometric median: the point with the least sum of distances to the updates (smoothed Weiszfeld iteration).
 
     Source: RFA (Pillutla, Kakade and Harchaoui 2022, arXiv 1912.13445, algorithm 2). It starts at the mean and is
     unweighted.
@@ -30,9 +30,9 @@ class GeometricMedian(Aggregator):
     Parameters
     ----------
     smoothing : float
-        Least distance that counts, in the updates' unit.
+        Distances below this (in the updates' units) count as this distance.
     iterations : int
-        Most iterations; they end earlier when no weight changes by more than 1e-9.
+        Most iterations; it stops when no weight changes by more than 1e-9.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class GeometricMedian(Aggregator):
         return (n - 1) // 2
 
     def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the final weights, proportional to one over the distance from the median."""
+        """Return the final weights, proportional to 1 / (distance from the median)."""
         squared = squared_distances(updates)
         shares = even(len(updates))
         for _ in range(self.iterations):
@@ -60,36 +60,37 @@ class GeometricMedian(Aggregator):
         return shares
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the geometric median; of `weights` only their number counts."""
+        """Return the geometric median; the values of `weights` do not matter."""
         return weighted_sum(updates, self.effective_weights(updates, weights))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """Return 2C: the result is a mean of updates within C, before and after.
 
-        It does not fall with n: among k updates at -C and k + 1 at C, one that changes sides takes the result along.
+        It does not fall with n: with k updates at -C and k + 1 at C, one update that changes sides moves the result to
+        the other side.
         """
         return 2 * clip
 
 
 @dataclass(frozen=True)
 class Centre:
-    """Last reduced update [d], with its noise if there was any; zeros before the first round."""
+    """State of centred clipping: the last reduced update [d], with its noise; zeros before the first round."""
 
     update: Tensor
 
 
 @dataclass(frozen=True)
 class CentredClipping(Aggregator):
-    """Centre that moves by the mean of clipped deviations (Karimireddy, He and Jaggi 2021, arXiv 2012.10333, eq. 3).
+    """Centred clipping: a centre moves by the mean of the updates' clipped deviations from it.
 
     Parameters
     ----------
     radius : float
-        tau, the largest pull of one update on the centre.
+        tau, the length to which each deviation is clipped.
     iterations : int
         L, the number of moves of the centre in a round.
     remember : bool
-        Whether a round starts at the last round's result (as published), or at 0.
+        Whether the centre starts at the last round's result (as published), or at 0.
 
     Examples
     --------
@@ -121,18 +122,18 @@ class CentredClipping(Aggregator):
         update: Tensor,
         state: Centre,
     ) -> tuple[Tensor, Centre]:
-        """Add the update and remember it."""
+        """Add the update to the model, and store it for the next round."""
         return model + update, Centre(update.clone())
 
     def withstands(self, n: int) -> int:
-        """Return less than half of n: a malicious client pulls by at most L tau / n."""
+        """Return less than half of n; a malicious client moves the result by at most L tau / n."""
         return (n - 1) // 2
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the last centre; of `weights` only their number counts.
+        """Return the last centre; the values of `weights` do not matter.
 
-        Distances are computed anew each time, in float64. In a Gram matrix one changed update changes the rounding of
-        all distances, which could move the result by more than the update itself.
+        Distances are computed in float64 from the updates, not from a Gram matrix: there one changed update changes the
+        rounding of all distances, and could move the result by more than the update itself.
         """
         n, d = updates.shape
         start = torch.zeros(d) if self.centre is None else self.centre
@@ -155,10 +156,9 @@ class CentredClipping(Aggregator):
     ) -> float | None:
         """Return L min(2 tau, C) / n for zero-out, L min(2 tau, 2C) / n for replace-one, None for add/remove.
 
-        The centre is public: 0, or released before. One iteration takes v to the mean of x_i - r(x_i - v), where
-        r(u) = u - clip(u) is 1-Lipschitz (u less its projection on a ball): where v has moved by s, the next centre
-        moves by at most s. The changed update adds |clip(x - v) - clip(x' - v)| / n, at most 2 tau / n and at most
-        |x - x'| / n.
+        The first centre is public: 0, or released before. One iteration takes v to the mean of x_i - r(x_i - v), with
+        r(u) = u - clip(u). As r is 1-Lipschitz, a centre that has moved by s moves the next one by at most s. The
+        changed update adds |clip(x - v) - clip(x' - v)| / n, which is at most 2 tau / n and at most |x - x'| / n.
         """
         if relation == "add/remove":
             return None
@@ -173,10 +173,10 @@ class CentredClipping(Aggregator):
 
 @dataclass(frozen=True)
 class NormBounding(Aggregator):
-    """Mean of updates that are scaled down to a norm (Sun et al. 2019, arXiv 1911.07963, section 5).
+    """Mean of the updates, each scaled down to a norm (Sun et al. 2019, arXiv 1911.07963, section 5).
 
-    It bounds the influence of each malicious client to bound / n. It withstands no number of them in the sense of the
-    other rules: enough of them pull the mean anywhere within the bound.
+    It limits the influence of each malicious client to bound / n. Unlike the other rules it withstands no number of
+    them: enough of them move the mean anywhere within the bound.
 
     Parameters
     ----------
@@ -197,23 +197,22 @@ class NormBounding(Aggregator):
         return weighted_sum(updates, weights * factors)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """Return min(C, M) times the largest weight (twice that for replace-one): a mean of updates within both."""
+        """Return min(C, M) times the largest weight, twice that for replace-one."""
         return WeightedMean().sensitivity(min(clip, self.bound), weights, relation)
 
     def lipschitz(self, weights: Tensor) -> float:
-        """Return the largest weight: scaling down to a ball brings no two updates further apart."""
+        """Return the largest weight, as scaling down to a ball moves no two updates further apart."""
         return float(weights.max())
 
 
 @dataclass(frozen=True)
 class FLTrust(Aggregator):
-    """Mean of updates by their agreement with the server's own.
+    """Mean of the updates, weighted by their agreement with an update that the server trains on public data.
 
-    Source: Cao, Fang, Liu and Gong 2021 (arXiv 2012.13995, equations 2 to 4).
-    With g0 the server's own update, ``TS_i = max(0, cos(x_i, g0))`` and the result is the mean of
-    ``x_i |g0| / |x_i|`` weighted by TS. The server needs public data like the clients' and trains on them as a client
-    does; engines hand g0 over as the server fact ``public_update``, to `for_round`. If no update is trusted the model
-    stays.
+    Source: Cao, Fang, Liu and Gong 2021 (arXiv 2012.13995, equations 2 to 4). Let g0 be the server's own update. The
+    trust scores are ``TS_i = max(0, cos(x_i, g0))``. The result is the mean of ``x_i |g0| / |x_i|``, weighted by TS.
+    The server needs public data like the clients', and trains on them as a client does. Engines pass g0 to `for_round`
+    as ``public_update``. If no update is trusted, the model does not change.
 
     Examples
     --------
@@ -231,7 +230,7 @@ class FLTrust(Aggregator):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Facts that the rule needs: the server's own update."""
+        """Name of the fact that the rule needs: the server's own update."""
         return frozenset({"public_update"})
 
     def for_round(
@@ -244,7 +243,7 @@ class FLTrust(Aggregator):
         return self._filled(reference=public_update)
 
     def withstands(self, n: int) -> int:
-        """Return n, if the public data are like the clients': no client moves the server's own update."""
+        """Return n: no client can move the server's own update, if the public data are like the clients'."""
         return n
 
     def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
@@ -263,7 +262,7 @@ class FLTrust(Aggregator):
         return trust / total if total > 0 else trust
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the mean of trusted updates at the length of the server's; of `weights` only their number counts."""
+        """Return the mean of the trusted updates, scaled to the server's length; the values of `weights` do not matter."""
         shares = self.effective_weights(updates, weights)
         assert self.reference is not None
         scale = norms(self.reference) / norms(updates)
@@ -275,10 +274,10 @@ class FLTrust(Aggregator):
         weights: Tensor,
         relation: Relation,
     ) -> float | None:
-        """Return 2 |g0| of a round; None beforehand, so that no noise can be calibrated to it.
+        """Return 2 |g0| in a round; None before it, so noise cannot be calibrated to it in advance.
 
-        The result is a mean of vectors of length |g0|, so it moves by at most 2 |g0|, which is public but changes
-        with the rounds. It does not fall with n: if one client alone is trusted, the result has length |g0|, and 0
+        The result is a mean of vectors of length |g0|, so it moves by at most 2 |g0|. This is public, but changes from
+        round to round. It does not fall with n: if only one client is trusted, the result has length |g0| with it and 0
         without it.
         """
         if self.reference is None:

@@ -1,4 +1,4 @@
-"""Combinations of models without a rule: group privacy's k-means, and FedRE's weights layer by layer.
+"""Combinations of models without a rule: k-means for group privacy, and FedRE's weights for each layer.
 
 k-means starts at the hypotheses (group-privacy paper, Algorithm 1, lines 9 and 10); the weights are PDA-PAM (FedRE,
 equations 10 and 11).
@@ -20,7 +20,7 @@ _LEAST = 1 << 8  # least columns of a block
 def cluster_means(
     models: Tensor, hypotheses: Tensor, iterations: int = 300
 ) -> tuple[Tensor, Tensor]:
-    """Cluster models around k hypotheses and average each cluster.
+    """Cluster models by k-means that starts at k hypotheses, and average each cluster.
 
     Parameters
     ----------
@@ -36,13 +36,13 @@ def cluster_means(
     centres : Tensor
         [k, d]; a hypothesis without members is carried over unchanged.
     labels : Tensor
-        [n], int64, cluster of each model. Nothing is drawn: the same input has the same clusters.
+        [n], int64, cluster of each model. There is no randomness: equal inputs give equal clusters.
 
     Notes
     -----
-    Lloyd's iteration is written out here, because scikit-learn's KMeans refuses fewer models than hypotheses, and moves
-    an empty cluster to a far-away point. A centre is a mean of models, so a few models are clustered by their distances
-    from each other alone.
+    Lloyd's iteration is implemented here, because scikit-learn's KMeans refuses fewer models than hypotheses, and moves
+    an empty cluster to a far-away point. A centre is a mean of models, so a few models are clustered by their pairwise
+    distances alone.
     """
     matrices = models.dim() == hypotheses.dim() == 2
     if not matrices or models.shape[1] != hypotheses.shape[1]:
@@ -85,11 +85,11 @@ def _first_equal(rows: Tensor) -> list[int]:
 
 
 def halves(models: Tensor, start: Tensor) -> Tensor:
-    """Mark the second half [n] (bool) of a cluster of models [n, d] that were trained from one start [d].
+    """Divide a cluster of models [n, d], trained from one start [d], in two halves; return a mask [n] of the second half.
 
-    The cluster is cut at the median along the direction in which the steps differ most. This direction follows from the
-    products of two clients' steps alone. In many dimensions independent noises are nearly orthogonal, so that the
-    products show the steps, whose own lengths are mostly noise. Fewer than two models have no second half.
+    The cluster is cut at the median along the direction in which the steps differ most. This direction is computed from
+    products of two different clients' steps. In many dimensions independent noises are nearly orthogonal, so these
+    products show the steps; a step's own length is mostly noise. Fewer than two models have no second half.
     """
     n = len(models)
     if n < 2:
@@ -111,9 +111,9 @@ def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
     scores : Tensor
         [n, L], S_l of each received model on the public set.
     normalised : bool
-        True: weights proportional to 1/alpha with alpha = softmax over clients of S, which sum to 1: exactly
-        softmax(-S). A model whose score is infinite or no number then weighs 0. False: the printed 1 / (K alpha), which
-        sums to about K, so that the step is about K times too long.
+        True: weights proportional to 1/alpha that sum to 1, with alpha = softmax over clients of S. They equal
+        softmax(-S). A model with an infinite or NaN score then has weight 0. False: the printed 1 / (K alpha). These
+        weights sum to about K, so the step is about K times too long.
 
     Returns
     -------
@@ -137,7 +137,10 @@ def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
 
 
 class _Pairs:
-    """Moving centres as weights of the n models and k hypotheses: |x - Sum w y|^2 = w.D(x, y) - w.D(y, y).w / 2."""
+    """Centres of k-means as weights w of the n models and k hypotheses y.
+
+    Distances follow from |x - Sum w y|^2 = w.D(x, y) - w.D(y, y).w / 2.
+    """
 
     def __init__(self, models: Tensor, hypotheses: Tensor) -> None:
         self._squared = squared_distances(models, hypotheses, close=1e-3)
@@ -149,7 +152,7 @@ class _Pairs:
         Returns
         -------
         Tensor
-            [n, k], up to one summand for each model. A centre without members stays.
+            [n, k], up to a constant for each model. A centre without members stays.
         """
         moved, n = shares.any(1), shares.shape[1]
         without_hypotheses = torch.nn.functional.pad(shares[moved], (0, len(shares)))
@@ -159,16 +162,16 @@ class _Pairs:
 
 
 class _Blocks:
-    """Moving centres as vectors; each iteration passes over the models once."""
+    """Centres of k-means as vectors; each iteration reads all models once."""
 
     def __init__(self, models: Tensor, hypotheses: Tensor) -> None:
         self._models, self._centres = models, hypotheses.to(torch.float64, copy=True)
 
     def distances(self, shares: Tensor) -> Tensor:
-        """Move the centres and return distances as `_Pairs` does, by float32 products around the middle of the centres.
+        """Move the centres and return distances as `_Pairs` does, from float32 products of models less the middle centre.
 
-        Raw products would cancel for close models. The middle is a median, so that one far centre does not blur the
-        others.
+        Products without this shift would cancel for close models. The middle is a median, so that one far centre does
+        not reduce the precision of the others.
         """
         moved = shares.any(1)
         total = torch.zeros(shares.T.shape, dtype=torch.float64)
@@ -186,6 +189,6 @@ class _Blocks:
 
 
 def member_weights(labels: Tensor, k: int) -> Tensor:
-    """Return the weights [k, n] of members in the mean of their cluster, by labels [n]; zeros without members."""
+    """Return the weights [k, n] of the models in the mean of each cluster, from labels [n]; 0 for an empty cluster."""
     member = (labels == torch.arange(k)[:, None]).to(torch.float64)
     return member / member.sum(1, keepdim=True).clamp(min=1.0)

@@ -1,4 +1,4 @@
-"""Mixing before a rule: nearest-neighbour mixing and bucketing first make updates more alike."""
+"""Mixing before a rule: nearest-neighbour mixing and bucketing replace updates by means of several updates."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ from fedveil.mechanisms import Source
 
 @dataclass(frozen=True)
 class Mixing(Aggregator):
-    """Rule that is applied to mixtures of updates; the base of `NNM` and `Bucketing`.
+    """Rule that applies an inner rule to mixtures (weighted means) of updates; base class of `NNM` and `Bucketing`.
 
     Parameters
     ----------
     inner : Aggregator
-        Rule for the mixtures; its server optimiser, if it has one, acts as without the mixing.
+        Rule for the mixtures. Its server optimiser, if it has one, works as without mixing.
     """
 
     inner: Aggregator = field(default_factory=FedMedian)
@@ -44,7 +44,7 @@ class Mixing(Aggregator):
         return self.inner.least
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        """Return the inner rule's state."""
+        """Return the inner rule's state before the first round."""
         return self.inner.init(dimension, dtype)
 
     def for_round(
@@ -53,7 +53,7 @@ class Mixing(Aggregator):
         source: Source,
         public_update: Tensor | None = None,
     ) -> Self:
-        """Return the rule with the inner rule of this round."""
+        """Return the rule with its inner rule for this round."""
         return self._filled(inner=self.inner.for_round(state, source, public_update))
 
     def step(self, model: Tensor, update: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -61,17 +61,17 @@ class Mixing(Aggregator):
 
     @abstractmethod
     def mixture(self, updates: Tensor) -> Tensor:
-        """Return the weights [m, n] (float64, rows sum to 1) of the m mixtures."""
+        """Return the weights [m, n] (float64, rows sum to 1) of the n updates in m mixtures."""
 
     def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the shares of the updates by the mixtures' shares in the result, which are equal by default."""
+        """Return the updates' weights in the result, from the mixtures' weights (equal, unless the inner rule has others)."""
         mixture = self.mixture(updates)
         equal = even(len(mixture))
         inner = self.inner.effective_weights(self._mixed(updates, mixture), equal)
         return (equal if inner is None else inner) @ mixture
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Apply the inner rule to the mixtures; of `weights` only their number counts."""
+        """Apply the inner rule to the mixtures; the values of `weights` do not matter."""
         mixture = self.mixture(updates)
         return self.inner.reduce(self._mixed(updates, mixture), even(len(mixture)))
 
@@ -86,7 +86,7 @@ class Mixing(Aggregator):
 class NNM(Mixing):
     """Nearest-neighbour mixing (Allouah et al. 2023, arXiv 2302.01772, algorithm 2).
 
-    Every update is replaced by the mean of the n - f updates nearest to it, its own included.
+    Every update is replaced by the mean of the n - f updates nearest to it, which include itself.
 
     Parameters
     ----------
@@ -105,15 +105,15 @@ class NNM(Mixing):
 
     @property
     def least(self) -> int:
-        """Fewest updates: 2 f + 1, or those that the inner rule needs."""
+        """Least number of updates: 2 f + 1, or the inner rule's if that is larger."""
         return max(2 * self.malicious + 1, self.inner.least)
 
     def withstands(self, n: int) -> int:
-        """Return less than half of n, and no more than for the inner rule."""
+        """Return less than half of n, and at most the inner rule's number."""
         return min((n - 1) // 2, self.inner.withstands(n))
 
     def mixture(self, updates: Tensor) -> Tensor:
-        """Return 1 / (n - f) for each of the nearest; ties go to the lower index."""
+        """Return 1 / (n - f) for each of the nearest updates; of equally near ones the lower index counts."""
         n = len(updates)
         if 2 * self.malicious >= n:
             raise FieldError(
@@ -131,17 +131,17 @@ class NNM(Mixing):
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> None:
         """Return None: one update may move every mixture, and rounding decides between equally near neighbours.
 
-        In exact arithmetic each mixture exchanges one update at most, and moves by 2C / (n - f). But distances are
-        rounded, and the change of one update may reorder others that are equally near.
+        In exact arithmetic each mixture exchanges at most one update, and moves by 2C / (n - f). But distances are
+        rounded, and a change of one update may reorder others that are equally near.
         """
         return
 
 
 @dataclass(frozen=True)
 class Bucketing(Mixing):
-    """Means of random buckets (Karimireddy, He and Jaggi 2022, arXiv 2006.09365, algorithm 1).
+    """Bucketing: an inner rule on means of random buckets (Karimireddy, He and Jaggi 2022, arXiv 2006.09365, algorithm 1).
 
-    `for_round` draws the buckets anew; without it they follow the order of the updates.
+    `for_round` draws new buckets; without it buckets are consecutive updates.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class Bucketing(Mixing):
 
     @property
     def columnwise(self) -> bool:  # type: ignore[override]
-        """Whether coordinates are independent: as for the inner rule, since buckets do not depend on the updates."""
+        """Whether coordinates are independent, as for the inner rule; buckets do not depend on the updates."""
         return self.inner.columnwise
 
     def for_round(
@@ -168,21 +168,21 @@ class Bucketing(Mixing):
         source: Source,
         public_update: Tensor | None = None,
     ) -> Self:
-        """Return the rule with fresh buckets and the inner rule of this round."""
+        """Return the rule with newly drawn buckets, and its inner rule for this round."""
         filled = super().for_round(state, source, public_update)
         return filled._filled(draw=int(source.child("buckets").bits(1)))
 
     @property
     def least(self) -> int:
-        """Fewest updates: enough to fill the buckets that the inner rule needs."""
+        """Least number of updates: enough for as many buckets as the inner rule needs."""
         return (self.inner.least - 1) * self.size + 1
 
     def withstands(self, n: int) -> int:
-        """Return the number for the inner rule among buckets: at worst each malicious client spoils another bucket."""
+        """Return the inner rule's number for the buckets, as at worst each malicious client is in another bucket."""
         return self.inner.withstands(-(-n // self.size))
 
     def mixture(self, updates: Tensor) -> Tensor:
-        """Return one over the size of a bucket for each of its members."""
+        """Return 1 / (size of the bucket) for each member of a bucket."""
         n = len(updates)
         order = torch.arange(n)
         if self.draw is not None:
@@ -199,8 +199,8 @@ class Bucketing(Mixing):
         """Return the inner rule's sensitivity for one bucket; None for add/remove, which shifts buckets.
 
         The buckets do not depend on the updates. One update moves one mean by at most 1 / s' of its own change, with s'
-        the size of the smallest bucket. The inner rule's slope bounds what follows, if it has one. Any two means lie
-        within C, so the inner rule's replace-one sensitivity holds as well.
+        the size of the smallest bucket. If the inner rule has a slope (`lipschitz`), it bounds how far this moves the
+        result. All means have length at most C, so the inner rule's replace-one sensitivity is also a bound.
         """
         if relation == "add/remove":
             return None
@@ -213,7 +213,7 @@ class Bucketing(Mixing):
         return min(known, default=None)
 
     def lipschitz(self, weights: Tensor) -> float | None:
-        """Return the inner rule's slope over the size of the smallest bucket."""
+        """Return the inner rule's slope divided by the size of the smallest bucket."""
         n = len(weights)
         slope = self.inner.lipschitz(even(-(-n // self.size)))
         if slope is None:

@@ -1,8 +1,8 @@
 """Rules with an optimiser on the server: FedAvgM, FedOpt, FedAdam, FedAdagrad, FedYogi.
 
-All of them reduce by the mean; `step` treats the mean update as the negative pseudo-gradient (Reddi et al. 2021,
-arXiv 2003.00295, Algorithm 2). In the formal order their input is already noised, and they are post-processing. As
-printed (noise on the output) they are heuristic, except FedOpt at rate 1, the only one with an identity step.
+All of them reduce by the mean; `step` takes the mean update as the negative pseudo-gradient (Reddi et al. 2021, arXiv
+2003.00295, Algorithm 2). In the formal order their input is already noised, so they are post-processing. In the printed
+order (noise on the output) they are heuristic, except FedOpt with lr = 1, whose step only adds the update.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from fedveil.checks import Fraction, Positive
 class FedOpt(WeightedMean):
     """Plain server optimiser: the model moves by lr times the mean update (Reddi et al. 2021, Algorithm 1 with SGD).
 
-    With lr = 1 it is FedAvg, which is also what Flower's base class of that name does, whatever its moments are set to.
+    With lr = 1 it is FedAvg. Flower's base class `FedOpt` also does FedAvg, and ignores its moments.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class FedOpt(WeightedMean):
 
     @property
     def identity_step(self) -> bool:  # type: ignore[override]
-        """Whether the step only adds the update: at rate 1, as FedAvg's."""
+        """Whether the step only adds the update: true for lr = 1."""
         return self.lr == 1.0
 
     def step(
@@ -47,13 +47,13 @@ class FedOpt(WeightedMean):
         update: Tensor,
         state: NoState,
     ) -> tuple[Tensor, NoState]:
-        """Move by lr times the update."""
+        """Move the model by lr times the update."""
         return model + self.lr * update, state
 
 
 @dataclass(frozen=True)
 class MomentumState:
-    """Accumulated update, [d]."""
+    """State of FedAvgM: the accumulated update (velocity), [d]."""
 
     velocity: Tensor
 
@@ -92,14 +92,14 @@ class FedAvgM(WeightedMean):
         update: Tensor,
         state: MomentumState,
     ) -> tuple[Tensor, MomentumState]:
-        """Make one step with momentum."""
+        """Move the model by one step with momentum."""
         velocity = self.momentum * state.velocity + update
         return model + self.lr * velocity, MomentumState(velocity)
 
 
 @dataclass(frozen=True)
 class AdaptiveState:
-    """Moments of the server's optimiser: first and second, each [d]."""
+    """State of an adaptive optimiser: first and second moment, each [d]."""
 
     first: Tensor
     second: Tensor
@@ -107,7 +107,7 @@ class AdaptiveState:
 
 @dataclass(frozen=True)
 class _Adaptive(WeightedMean):
-    """Common part of FedAdam, FedAdagrad and FedYogi.
+    """Common base of FedAdam, FedAdagrad and FedYogi.
 
     Parameters
     ----------
@@ -137,19 +137,19 @@ class _Adaptive(WeightedMean):
         update: Tensor,
         state: AdaptiveState,
     ) -> tuple[Tensor, AdaptiveState]:
-        """Make one adaptive step along the mean update."""
+        """Move the model by one adaptive step along the mean update."""
         first = self.beta1 * state.first + (1 - self.beta1) * update
         second = self._second(state.second, update.square())
         return model + self.lr * first / (second.sqrt() + self.tau), AdaptiveState(first, second)
 
     @abstractmethod
     def _second(self, second: Tensor, square: Tensor) -> Tensor:
-        """Return the next second moment."""
+        """Return the next second moment from the last one and the squared update."""
 
 
 @dataclass(frozen=True)
 class FedAdam(_Adaptive):
-    """Adam on the server, without bias correction, as in the paper (Flower multiplies lr by a factor of the round).
+    """Adam on the server, without bias correction as in the paper; Flower multiplies lr by a factor for each round.
 
     Examples
     --------
@@ -185,7 +185,7 @@ class FedAdagrad(_Adaptive):
 
 @dataclass(frozen=True)
 class FedYogi(_Adaptive):
-    """Yogi on the server: the second moment moves towards the square by a fixed amount.
+    """Yogi on the server: the second moment moves towards the squared update by (1 - beta2) times that square.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Mean of the middle values of each coordinate: medians and trimmed means, by blocks of columns.
+"""Medians and trimmed means: the mean of the middle values of each coordinate, by blocks of columns.
 
 Few rows go through a sorting network (Batcher's odd-even merge sort, 1968). Its comparators compute minima and maxima
 of whole rows; those without influence on the result are left out. Many rows are transposed and then sorted, so that the
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Comparator(NamedTuple):
-    """Comparator that puts the smaller of two rows first; `lower` and `upper` tell which results are needed."""
+    """Comparator of a sorting network for two rows; `lower` and `upper` say whether minimum and maximum are needed."""
 
     first: int
     second: int
@@ -41,7 +41,7 @@ def middle_mean(updates: Tensor, cut: int) -> Tensor:
     Returns
     -------
     Tensor
-        [d], float64, because noise is added before anything is rounded to the updates' type.
+        [d], float64, because noise is added before the result is rounded to the updates' type.
     """
     n, d = updates.shape
     rows, result = updates.detach().numpy(), np.empty(d)
@@ -64,17 +64,17 @@ def middle_mean(updates: Tensor, cut: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def network(n: int, cut: int) -> tuple[Comparator, ...]:
-    """Return comparators that put the values of the ranks cut, ..., n - cut - 1 into these rows, in any order.
+    """Make a sorting network that moves the values of ranks cut, ..., n - cut - 1 into these rows, in any order.
 
     Parameters
     ----------
     n, cut : int
-        Number of rows, and of the lowest and highest ranks that are left out.
+        Number of rows; number of lowest and of highest ranks that are not needed.
 
     Returns
     -------
     tuple of Comparator
-        Comparators in the order in which they act.
+        Comparators in the order in which they are applied.
     """
     kept = set(range(cut, n - cut))
     needed, touched = set(kept), set[int]()
@@ -94,7 +94,7 @@ def network(n: int, cut: int) -> tuple[Comparator, ...]:
 
 
 def _batcher(n: int) -> list[tuple[int, int]]:
-    """Return the pairs of the odd-even merge sort of n rows, that of the next power of two without rows beyond n."""
+    """Return the pairs of the odd-even merge sort of n rows: those of the next power of two, without rows from n on."""
     power = 1 << (n - 1).bit_length()
     pairs = []
     p = 1
@@ -111,14 +111,14 @@ def _batcher(n: int) -> list[tuple[int, int]]:
 
 
 class _Network:
-    """Sorting network for blocks of at most `width` columns, with n + 1 rows of scratch; the input is only read."""
+    """Sorting network for blocks of at most `width` columns, with n + 1 rows of scratch memory; inputs are not changed."""
 
     def __init__(self, n: int, cut: int, width: int, dtype: np.dtype[Any]) -> None:
         self._cut, self._comparators = cut, network(n, cut)
         self._scratch = np.empty((n + 1, width), dtype=dtype)
 
     def __call__(self, block: Array) -> list[Array]:
-        """Return the rows that are kept; the next call overwrites them."""
+        """Return the rows with the needed ranks; the next call overwrites them."""
         n, width = block.shape
         free = list(self._scratch[:, :width])
         rows, own = list(block), [False] * n

@@ -1,4 +1,4 @@
-"""Rules that resist a few bad updates: FedMedian, TrimmedMean, Krum, MultiKrum, Bulyan."""
+"""Rules that withstand some malicious updates: FedMedian, TrimmedMean, Krum, MultiKrum, Bulyan."""
 
 import math
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from fedveil.errors import FieldError, require_non_negative
 
 @dataclass(frozen=True)
 class FedMedian(Aggregator):
-    """Coordinate-wise median (Yin et al. 2018, arXiv 1803.01498); for an even number of updates the middle mean.
+    """Coordinate-wise median (Yin et al. 2018, arXiv 1803.01498); with an even number of updates, the mean of the middle two.
 
-    One client moves each coordinate by at most its own change, so the sensitivity is C whatever n (C/2 for even n under
-    zero-out: the two middle values together move by at most the change).
+    One client moves each coordinate by at most its own change, so the sensitivity is C for any n. (For even n it is C/2
+    under zero-out, as the sum of the middle two values moves by at most the change.)
 
     Examples
     --------
@@ -35,14 +35,14 @@ class FedMedian(Aggregator):
     columnwise: ClassVar[bool] = True
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the median of each coordinate; of `weights` only their number counts."""
+        """Return the median of each coordinate; the values of `weights` do not matter."""
         return middle_mean(updates, (len(updates) - 1) // 2)
 
     def withstands(self, n: int) -> int:
         return (n - 1) // 2
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """Return C (odd n) or C/2 (even n), twice that for replace-one; C for add/remove, which changes the parity."""
+        """Return C (odd n) or C/2 (even n), twice that for replace-one; C for add/remove, as n changes between odd and even."""
         if relation == "add/remove":
             return clip
         base = clip if len(weights) % 2 else clip / 2
@@ -79,11 +79,11 @@ class TrimmedMean(Aggregator):
             )
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the mean of the kept values of each coordinate; of `weights` only their number counts."""
+        """Return the mean of the middle values of each coordinate; the values of `weights` do not matter."""
         return middle_mean(updates, self.withstands(len(updates)))
 
     def withstands(self, n: int) -> int:
-        """Return the number of values that are cut off at each end."""
+        """Return b, the number of values cut off at each end."""
         return int(self.fraction * n)
 
     def sensitivity(
@@ -105,10 +105,10 @@ class TrimmedMean(Aggregator):
 
 
 def krum_order(squared: Tensor, malicious: int) -> Tensor:
-    """Return indices [n] from the most to the least central by Krum's score, from squared distances [n, n].
+    """Sort updates by Krum's score, from squared distances [n, n]; return indices [n], the most central first.
 
-    The score is the sum of squared distances to the n - malicious - 2 nearest others (at least one). Ties go to the
-    lower index, as far as rounding leaves them ties.
+    The score is the sum of squared distances to the n - malicious - 2 nearest others (at least one). Of equal scores
+    the lower index comes first.
     """
     near = squared.sort(dim=1).values  # column 0 is the update itself
     counted = max(1, len(squared) - malicious - 2)
@@ -120,7 +120,8 @@ def krum_order(squared: Tensor, malicious: int) -> Tensor:
 class MultiKrum(Aggregator):
     """Mean of the updates closest to their neighbours (Blanchard et al. 2017).
 
-    An update's score is the sum of squared distances to its n - malicious - 2 nearest others; the lowest win.
+    An update's score is the sum of squared distances to its n - malicious - 2 nearest others; those with the lowest
+    scores are averaged.
 
     Parameters
     ----------
@@ -140,7 +141,7 @@ class MultiKrum(Aggregator):
 
     @property
     def least(self) -> int:
-        """Fewest updates: 2 f + 3, or the number of selected ones."""
+        """Least number of updates: 2 f + 3, or the number of selected ones if that is larger."""
         needed = 2 * self.malicious + 3 if self.malicious else 1
         return max(self.selected, needed)
 
@@ -149,7 +150,7 @@ class MultiKrum(Aggregator):
         return max(0, (n - 3) // 2)
 
     def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return equal shares of the selected updates."""
+        """Return equal weights for the selected updates, and 0 for the others."""
         n = len(updates)
         self.admit(self.malicious, n)
         if self.selected > n:
@@ -158,18 +159,18 @@ class MultiKrum(Aggregator):
         return torch.zeros(n, dtype=torch.float64).index_fill_(0, best, 1 / self.selected)
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the unweighted mean of the selected updates; an absent client's zero update may be among them."""
+        """Return the unweighted mean of the selected updates; a zero update of an absent client may be selected."""
         chosen = self.effective_weights(updates, weights).nonzero().flatten()
         return weighted_sum(updates[chosen], even(len(chosen)))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """Return 2C: another selection moves the result from anywhere within C to anywhere within C."""
+        """Return 2C: one update can change the selection, and so move the result between any two points within C."""
         return 2 * clip
 
 
 @dataclass(frozen=True)
 class Krum(MultiKrum):
-    """Update that is closest to its neighbours.
+    """Krum: the single update that is closest to its neighbours (Blanchard et al. 2017).
 
     Examples
     --------
@@ -178,7 +179,7 @@ class Krum(MultiKrum):
     """
 
     def __post_init__(self) -> None:
-        """Refuse to select more than one."""
+        """Refuse to select more than one update."""
         super().__post_init__()
         if self.selected != 1:
             raise FieldError(
@@ -190,8 +191,8 @@ class Krum(MultiKrum):
 class Bulyan(Aggregator):
     """Bulyan of Krum (El Mhamdi, Guerraoui and Rouault 2018, arXiv 1802.07927, section 4).
 
-    Of n updates, theta = n - 2 f are selected one at a time, each by Krum among those that are left. Of every
-    coordinate, the beta = theta - 2 f values closest to the median of the selected are averaged.
+    Of n updates, theta = n - 2 f are selected one at a time, each by Krum among the remaining ones. In every
+    coordinate, the beta = theta - 2 f values closest to the median of the selected ones are averaged.
 
     Parameters
     ----------
@@ -211,7 +212,7 @@ class Bulyan(Aggregator):
 
     @property
     def least(self) -> int:
-        """Fewest updates: 4 f + 3."""
+        """Least number of updates: 4 f + 3."""
         return 4 * self.malicious + 3 if self.malicious else 1
 
     def withstands(self, n: int) -> int:
@@ -219,7 +220,7 @@ class Bulyan(Aggregator):
         return max(0, (n - 3) // 4)
 
     def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return equal shares of the selected updates, before single coordinates are left out."""
+        """Return equal weights for the selected updates, before single coordinates are left out."""
         n, f = len(updates), self.malicious
         self.admit(f, n)
         others, squared = torch.arange(n), squared_distances(updates)
@@ -234,7 +235,7 @@ class Bulyan(Aggregator):
         return shares.index_fill_(0, torch.tensor(chosen), 1 / len(chosen))
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the trimmed mean around the median of each coordinate of the selected updates, in float64."""
+        """Return the trimmed mean around the median, in each coordinate of the selected updates, in float64."""
         rows = self.effective_weights(updates, weights).nonzero().flatten()
         kept = len(rows) - 2 * self.malicious
         result = torch.empty(updates.shape[1], dtype=torch.float64)
@@ -252,11 +253,12 @@ class Bulyan(Aggregator):
         weights: Tensor,
         relation: Relation,
     ) -> float | None:
-        """Return 2 C sqrt(theta / beta), whatever n; None for add/remove, which changes both.
+        """Return 2 C sqrt(theta / beta); None for add/remove, which changes theta and beta.
 
-        By Cauchy and Schwarz the square of a coordinate is at most the mean of the beta squares behind it. So the
-        square of the result is at most the sum of the theta squared norms over beta: the result lies within
-        C sqrt(theta / beta), before and after. It does not fall with n: one update decides Krum's selection.
+        By Cauchy and Schwarz the square of a coordinate is at most the mean of the beta squared values in it. So the
+        squared length of the result is at most the sum of the theta squared norms, divided by beta. The result has
+        length at most C sqrt(theta / beta), before and after. The bound does not fall with n, as one update can change
+        Krum's selection.
         """
         if relation == "add/remove":
             return None

@@ -1,4 +1,4 @@
-"""Updates of a round, computed by blocks of columns; the received models are not changed."""
+"""Updates of a round's clients, computed by blocks of columns without changing the received models."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,9 +14,9 @@ from fedveil.mechanisms import zeros
 
 
 class Updates:
-    """Updates of clients: received models minus the broadcast one, possibly clipped.
+    """Updates of clients: received models less the broadcast model, possibly clipped.
 
-    The whole stack [n, d] is made only for a rule or a distance that needs all coordinates at once.
+    The whole stack [n, d] is only made if a rule or a distance needs all coordinates at once.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Updates:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Norms [n] before clipping, float64."""
+        """Norms [n] of the updates before clipping, float64."""
         if self._fits:
             return norms(self._wide)
         width = blocks_of(len(self), len(self._start))[0].stop
@@ -61,7 +61,7 @@ class Updates:
         return require_finite(parts.square_().sum(0).sqrt_())
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield columns with the updates [n, w] there, in order."""
+        """Yield blocks of columns, in order, each with the updates [n, w] in these columns."""
         if "stack" in self.__dict__ or self._fits:
             yield slice(None), self.stack
             return
@@ -74,7 +74,7 @@ class Updates:
         weights: Tensor,
         cohort: int | None = None,
     ) -> Tensor:
-        """Compute the rule's update [d] (float64); in a planned `cohort` clients without a reply count as zeros.
+        """Apply a rule, and return its update [d] (float64); absent clients of a planned `cohort` count as zero updates.
 
         Raises
         ------
@@ -105,12 +105,12 @@ class Updates:
 
     @property
     def _fits(self) -> bool:
-        """Whether the stack is one block."""
+        """Whether all updates together are one block."""
         return len(blocks_of(len(self._models), len(self._start))) == 1
 
     @cached_property
     def _wide(self) -> Tensor:
-        """The stack in float64, converted once for norms and sum."""
+        """All updates in float64, converted once for norms and sum."""
         return self.stack.to(torch.float64)
 
     def _columns(self, columns: slice) -> Tensor:
@@ -129,9 +129,10 @@ class Updates:
 
 
 class RunningSum(Updates):
-    """Updates that are measured, clipped and added as they come, so that few of them are held at once.
+    """Weighted sum of updates; each is clipped and added on arrival, so that few are in memory at once.
 
-    They come in any order and from several threads. They are added by place, two at a time, to the bits of `Updates`.
+    They may arrive in any order and from several threads. They are added in the order of their places, two at a time,
+    and the sum has the same bits as that of `Updates`.
 
     Parameters
     ----------
@@ -140,7 +141,7 @@ class RunningSum(Updates):
     bound : float
         Clipping norm of the updates.
     weights : Tensor
-        [n], float64, weights of all updates that may come.
+        [n], float64, weights of all updates that may arrive.
     """
 
     def __init__(self, start: Tensor, bound: float, weights: Tensor) -> None:
@@ -152,7 +153,7 @@ class RunningSum(Updates):
 
     @staticmethod
     def worthwhile(n: int, d: int) -> bool:
-        """Whether n models [d] are more than one block, and each is wide enough to be added two at a time."""
+        """Whether a running sum saves memory: n models [d] are more than one block, and wide enough to add two at a time."""
         return len(blocks_of(n, d)) > 1 and d >= WIDTH
 
     def __len__(self) -> int:
@@ -164,16 +165,16 @@ class RunningSum(Updates):
 
     @property
     def lengths(self) -> Tensor:
-        """Norms before clipping of the updates that came, float64."""
+        """Norms of the arrived updates before clipping, float64."""
         return self._every[self._arrived]
 
     def take(self, place: int, model: Tensor | None) -> None:
-        """Add the model that was trained at a place, or None if there is none; the model is overwritten.
+        """Add the model of the client at a place (None: it has none); the model's memory is overwritten.
 
         Raises
         ------
         FieldError
-            If it is not finite, or of another shape or type than the start; nothing is then added.
+            If the model is not finite, or has another shape or type than the start. Nothing is then added.
         """
         update: Tensor | None = None
         try:
@@ -204,7 +205,7 @@ class RunningSum(Updates):
         self._every[place] = require_finite(parts.square_().sum(0).sqrt_())[place]
 
     def _add(self) -> None:
-        """Add all updates in order, up to the first missing pair."""
+        """Add arrived updates in the order of their places, up to the first missing pair."""
         n = len(self._weights)
         while self._added < n:
             pair = range(self._added, min(self._added + 2, n))
@@ -229,7 +230,7 @@ class RunningSum(Updates):
         )
 
     def clipped(self, bound: float) -> "RunningSum":
-        """Return itself: updates are clipped as they come, to the bound of the constructor."""
+        """Return itself, as updates were clipped on arrival; refuse another bound than the constructor's."""
         if bound != self._bound:
             raise FieldError(
                 "bound", bound, f"must be {self._bound}, to which updates were clipped as they came"
@@ -242,7 +243,7 @@ class RunningSum(Updates):
         weights: Tensor,
         cohort: int | None = None,
     ) -> Tensor:
-        """Return the sum, as `Updates.reduce` does. It is not copied: do not change it.
+        """Return the sum as `Updates.reduce` does, without a copy: do not change it.
 
         Raises
         ------
@@ -260,7 +261,7 @@ class RunningSum(Updates):
 
 
 def padded(rows: Tensor, cohort: int) -> Tensor:
-    """Fill updates [n, d] or weights [n] with zeros for planned clients that did not reply.
+    """Add zeros to updates [n, d] or weights [n] for planned clients that did not reply.
 
     Raises
     ------

@@ -1,15 +1,15 @@
-"""Robust rules with declared weights.
+"""Robust rules with declared weights of the sites.
 
-A weight is declared and public: a hospital's size by agreement, and no count of its data. None is above a public cap,
-so that no site decides alone. Proofs, coordinate by coordinate, for an update that moves by v:
+A weight is declared and public, such as a hospital's size by agreement, not a count of its data. No weight exceeds a
+public cap, so that no site decides alone. Proofs, coordinate by coordinate, for an update that moves by v:
 
 - The weighted median is monotone, and moves by a if all values move by a. So it moves by at most |v|.
 - The split trimmed mean is the mean of the weighted quantile function between b and 1 - b. Moving one update of weight
   w changes that function by w |v| in all, so the mean by at most w |v| / (1 - 2b).
 - The weighted geometric median is a weighted mean of the updates, before and after. So it moves by at most 2C.
 
-The first two hold for each coordinate, hence for the length of what moves: C zero-out, 2C for any two updates.
-Counting weights in whole parts of 2^-40 leaves no tie to rounding.
+The first two hold for each coordinate, and so for the length of the change: C zero-out, 2C for any two updates.
+Weights are counted in whole parts of 2^-40, so that rounding decides no tie.
 """
 
 import inspect
@@ -34,9 +34,9 @@ ALMOST = 1e-9
 
 
 def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
-    """Compute weights [n] (float64, summing to 1) in proportion to declared sizes, none above a cap.
+    """Compute weights [n] (float64, sum 1) in proportion to declared sizes, none above a cap.
 
-    The weight above the cap of a large site is spread over the others in their proportion.
+    A large site's weight above the cap is divided among the others, in proportion to their sizes.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
     Raises
     ------
     FieldError
-        For a size that is not positive, or a cap that n sites cannot keep.
+        For a size that is not positive, or a cap below 1 / n or above 1.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
 
 
 def withstands_weight(weights: Tensor) -> int:
-    """Return the most sites, whoever they are, that together weigh less than half."""
+    """Return the largest number of sites such that any so many together weigh less than half."""
     heaviest = torch.round(weights * PARTS).to(torch.int64).sort(descending=True).values
     together = 2 * heaviest.cumsum(0)
     return int((together < int(heaviest.sum())).sum())
@@ -85,7 +85,7 @@ def withstands_weight(weights: Tensor) -> int:
 
 @dataclass(frozen=True)
 class WeightedMedian(Aggregator):
-    """Weighted median of each coordinate; with half of the weight on either side, the middle of the two values.
+    """Weighted median of each coordinate; if exactly half of the weight lies on either side, the mean of the middle two values.
 
     Examples
     --------
@@ -109,7 +109,7 @@ class WeightedMedian(Aggregator):
         return result
 
     def withstands(self, n: int) -> int:
-        """Return less than half, where all weigh the same; `withstands_weight` says it of other weights."""
+        """Return less than half of n, for equal weights; for other weights see `withstands_weight`."""
         return (n - 1) // 2
 
     def sensitivity(
@@ -118,21 +118,22 @@ class WeightedMedian(Aggregator):
         weights: Tensor,
         relation: Relation,
     ) -> float | None:
-        """Return C for zero-out and 2C for replace-one, whatever the weights; None for add/remove."""
+        """Return C for zero-out and 2C for replace-one, for any weights; None for add/remove."""
         if relation == "add/remove":
             return None
         return clip * FACTOR[relation]
 
     def lipschitz(self, weights: Tensor) -> float:
-        """Return 1."""
+        """Return 1, as the median moves by at most as much as one value."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class SplitTrimmedMean(TrimmedMean):
-    """Weighted mean of each coordinate between two quantiles; a value across one of them counts in part.
+    """Weighted trimmed mean: the mean of each coordinate between two weighted quantiles.
 
-    If whole updates were cut off, there would be no bound: one more or less moves all the others.
+    A value across a quantile counts in part. If whole updates were cut off, there would be no bound, as one update more
+    or less would move all others.
 
     Examples
     --------
@@ -169,7 +170,7 @@ class SplitTrimmedMean(TrimmedMean):
 
 @dataclass(frozen=True)
 class WeightedGeometricMedian(GeometricMedian):
-    """Point with the least weighted sum of distances to the updates.
+    """Weighted geometric median: the point with the least weighted sum of distances to the updates.
 
     Examples
     --------
@@ -179,7 +180,7 @@ class WeightedGeometricMedian(GeometricMedian):
     """
 
     def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the final weights, proportional to a site's weight over its distance from the median."""
+        """Return the final weights, proportional to a site's weight divided by its distance from the median."""
         squared = squared_distances(updates)
         shares = weights / weights.sum()
         for _ in range(self.iterations):
@@ -204,12 +205,12 @@ WEIGHTED: dict[type[Aggregator], type[Aggregator]] = {
 
 
 def by_weight(rule: Aggregator) -> Aggregator:
-    """Return the form of a rule that takes declared weights.
+    """Return the version of a rule that uses declared weights.
 
     Raises
     ------
     FieldError
-        For a rule that counts updates, whatever their weight.
+        For a rule that ignores weights and counts updates.
     """
     if isinstance(rule, WeightedMean | NormBounding) or type(rule) in WEIGHTED.values():
         return rule
@@ -224,7 +225,7 @@ def by_weight(rule: Aggregator) -> Aggregator:
 
 
 def _ordered(block: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort the values [n, w] of each coordinate (float64), and add up the parts of weight to each one (int64)."""
+    """Sort the values [n, w] of each coordinate (float64), and cumulate their weights in integer parts (int64)."""
     values, places = block.to(torch.float64).sort(dim=0, stable=True)
     parts = torch.round(weights / weights.sum() * PARTS).to(torch.int64)
     return values, parts[places].cumsum(0)

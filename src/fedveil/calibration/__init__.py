@@ -1,4 +1,4 @@
-"""Choose the scale of the noise."""
+"""Scales of noise that depend on models: metric privacy's distance, and heuristic scales of clients' noise."""
 
 from fedveil.calibration.distance import COSINE as COSINE
 from fedveil.calibration.distance import DISTANCES as DISTANCES

@@ -1,12 +1,12 @@
-"""Metric calibration of the server's noise (metric-privacy paper, section 6, Algorithm 1), and distances between rows.
+"""Scale of metric privacy's noise (metric-privacy paper, section 6, Algorithm 1), and distances between rows.
 
 Squared distances between the rows of [n, d] come from a centred Gram matrix in float32, block by block of columns.
 
-A raw Gram matrix cancels for close models, so every block is centred first. Its products are in float32, 128 columns at
-a time, and are added up in float64. The error is about 1e-7 of the largest distance. It stays below 3e-6 even if all
-columns hold the same number and a processor adds them one by one. (A processor adds a float32 product in chains of some
-length up to its columns; 128 columns are one chain on all processors.) Scratch is one block of columns and the matrix
-itself, never a second [n, d].
+Without centring, a Gram matrix loses all digits for close models, so every block is centred first. Its products are in
+float32, 128 columns at a time, and are summed in float64. The error is about 1e-7 of the largest distance. It stays
+below 3e-6 even if all columns hold the same number and a processor adds them one by one. (A processor adds a float32
+product in chains of some length up to its columns; 128 columns are one chain on all processors.) The scratch memory is
+one block of columns and the matrix itself, never a second [n, d].
 """
 
 from collections.abc import Callable, Iterator
@@ -58,25 +58,25 @@ def max_pairwise_distance(
     grouping: Grouping = "array",
     metric: str = "layer_frobenius",
 ) -> float:
-    """Find the largest distance between two models of a round.
+    """Compute the largest distance between two models of a round.
 
     Parameters
     ----------
     models : Tensor
-        [n, d], models of the clients, or their updates, because the common start cancels. A cosine needs updates.
+        [n, d], models of the clients, or their updates (the common start cancels). A cosine needs updates.
     layout : Layout
         Layout of the models.
     grouping : {"array", "module"}
         ``"array"`` counts weight and bias as two layers, as the authors' code does.
     metric : str
         Name in `DISTANCES`. ``"layer_frobenius"``: the mean over layers of the Frobenius norm of the difference.
-        ``"euclidean"``: the norm of the whole difference. ``"cosine"``: one less the cosine, of any lengths; an update
-        of length 0 has no direction, and its distance to every other is .5.
+        ``"euclidean"``: the norm of the whole difference. ``"cosine"``: one less the cosine; an update of length 0 has
+        distance .5 from all others.
 
     Returns
     -------
     float
-        d_r, relative error below 1e-6 (of a cosine, error); 0 for a single model or identical ones.
+        d_r with a relative error below 1e-6 (for a cosine, an absolute error); 0 for a single model or identical ones.
 
     Raises
     ------
@@ -85,8 +85,8 @@ def max_pairwise_distance(
 
     Notes
     -----
-    It takes n^2 d / 2 multiplications, in float32 and centred (see above). The largest are measured again in float64.
-    So the result is the distance of two of the models, and never above the largest.
+    It takes n^2 d / 2 multiplications in float32, on centred blocks. The largest distances are then computed again in
+    float64. So the result is the exact distance of two of the models, and never above the largest one.
     """
     layout.check(models, "models")
     if models.dim() != 2:
@@ -134,7 +134,7 @@ def _strip(
     height: int,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Compute the metric between the first `height` members and all of them, [h, m]."""
+    """Compute the metric between the first `height` members and all of them, [h, m]; see `strip`."""
     total = torch.zeros(height, len(members), dtype=torch.float64)
     for columns in groups:
         total += strip((models,), columns, members, height, dtype)[0].sqrt_()
@@ -143,7 +143,7 @@ def _strip(
 
 @dataclass(frozen=True)
 class MetricCalibrator(Parameters):
-    """Scale of metric privacy, sigma = z * C / (n * d). It is a heuristic: sigma itself depends on private models.
+    """Scale of metric privacy: sigma = z * C / (n * d). It is a heuristic, as sigma depends on private models.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class MetricCalibrator(Parameters):
     direction: Direction = "less"
 
     def sigma(self, n: int, distance: float) -> float:
-        """Return the deviation per coordinate of the noise on a mean of n; at distance 0 that of global DP."""
+        """Return the deviation per coordinate of the noise on a mean of n updates; at distance 0 it is global DP's."""
         base = self.noise_multiplier * self.clip / require_count("n", n)
         d = require_non_negative("distance", distance)
         if d == 0:
@@ -180,16 +180,16 @@ Stacks = tuple[Tensor, ...]
 
 
 def squared_distances(*stacks: Tensor, close: float = 0.25) -> Tensor:
-    """Compute the squared Euclidean distances between all rows, each of them accurate.
+    """Compute the squared Euclidean distances between all rows, each accurate in relation to itself.
 
     Parameters
     ----------
     *stacks : Tensor
-        [n_1, d], [n_2, d], ...: their rows, one after the other, are the n rows.
+        [n_1, d], [n_2, d], ...; all their rows in order are the n rows.
     close : float
-        Share of the sum of both squared lengths, the squared distance at right angles. A pair with a smaller squared
-        distance has lost digits, and is computed again. The relative error is about 1e-7 / close, or 1e-6 / close if
-        thousands of columns hold the same number.
+        A pair is computed again if its squared distance is below this fraction of the sum of both squared lengths, as
+        digits were lost. The relative error is about 1e-7 / close, or 1e-6 / close if thousands of columns hold the
+        same number.
 
     Returns
     -------
@@ -256,18 +256,18 @@ def strip(
     stacks : tuple of Tensor
         [n_1, d], [n_2, d], ...
     columns : list of slice
-        Coordinates that count.
+        Columns over which distances are computed.
     members : Tensor
         [m] int64, increasing indices of rows.
     height : int
-        h, the number of first members.
+        h, number of members whose distances to all members are computed.
     dtype : torch.dtype
-        Type of the products; up to `DIRECT` members, the least type of the differences.
+        Number type of the products. Up to `DIRECT` members differences are computed directly, in at least this type.
 
     Returns
     -------
     squared : Tensor
-        [h, m] float64, accurate in proportion to the largest; only entries above the diagonal are filled for sure.
+        [h, m] float64, accurate in proportion to the largest; only entries above the diagonal are guaranteed.
     lengths : Tensor
         [m] float64, squared lengths of the centred rows (zeros for up to `DIRECT` members).
     """
@@ -301,7 +301,7 @@ def strip(
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Compute left @ right.T of [h, c] and [m, c], added up in float64."""
+    """Compute left @ right.T of [h, c] and [m, c], summed in float64."""
     deep = left.shape[1] // _DEPTH
     whole = deep * _DEPTH
     a = left[:, :whole].reshape(len(left), deep, _DEPTH).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Scales of the clients' noise: SGA-LDP's budget from a cosine, FedRE's split over layers, group privacy's step.
+"""Heuristic scales of clients' noise: SGA-LDP's budget, FedRE's split over layers, group privacy's radius.
 
 Sources: SGA-LDP, equations 3 and 4; FedRE, equations 6, 8 and 9; the group-privacy paper, section 3 and Algorithm 2.
 """
@@ -40,7 +40,7 @@ _sigma = lru_cache(maxsize=1024)(gaussian_sigma)
 
 @dataclass(frozen=True)
 class AlignmentLDP(Parameters):
-    """Budget of a release, epsilon_min + (epsilon_max - epsilon_min) * max(0, cosine).
+    """SGA-LDP's budget of a release: epsilon_min + (epsilon_max - epsilon_min) * max(0, cosine).
 
     It is a heuristic: the noise's size reveals the private cosine, so not even (epsilon_max, delta) holds.
 
@@ -69,13 +69,13 @@ class AlignmentLDP(Parameters):
             )
 
     def epsilon(self, update: Tensor, reference: Tensor | None) -> float:
-        """Return the budget of an update [d]; epsilon_min without a reference (None or zero)."""
+        """Return the budget of an update [d] from its cosine with a reference; epsilon_min without a reference (None or zero)."""
         if reference is None:
             return self.epsilon_min
         return self.epsilon_at(cosine(update, reference))
 
     def epsilon_at(self, similarity: float) -> float:
-        """Return the budget at a cosine; a noised cosine is cut to [0, 1] first."""
+        """Return the budget for a cosine, which is first cut to [0, 1]."""
         # min + (max - min) * 1 may round past max
         aligned = min(1.0, max(0.0, similarity))
         return min(
@@ -89,7 +89,7 @@ class AlignmentLDP(Parameters):
 
 @dataclass(frozen=True)
 class LayerSensitivity(Parameters):
-    """Split of a budget over layers by inverse scores.
+    """FedRE's split of a budget over layers, by inverse scores.
 
     As printed, epsilon_l = epsilon * (1/S_l) / sum_t (1/S_t), and sigma_l = sqrt(2 T ln(1/delta_l)) / epsilon_l. It is
     a heuristic if the scores come from private data.
@@ -165,7 +165,7 @@ class NeighbourhoodLaplace(Parameters):
         Raises
         ------
         FieldError
-            If the step is zero: it spans no neighbourhood, and so has no scale.
+            If the step is zero and so gives no scale.
         """
         length = float(norms(update)) if update.dim() == 1 else 0.0
         if length == 0:
@@ -175,5 +175,5 @@ class NeighbourhoodLaplace(Parameters):
         return len(update) / (self.noise_multiplier * length)
 
     def leakage(self, dimension: int) -> float:
-        """Return n / nu, epsilon times the step's length; it is the same in every participation."""
+        """Return n / nu, epsilon times the step's length; it is the same for every participation."""
         return dimension / self.noise_multiplier

@@ -1,6 +1,6 @@
-"""Data: sources by name, and distribution of examples to clients.
+"""Data sets by name, and the distribution of examples to clients.
 
-Names are imported when they are first used, so that ``fedveil data list`` does not wait for PyTorch.
+Names are imported on first use, so that ``fedveil data list`` need not load PyTorch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Arrays from an npz file: checked, scaled and brought into the order of the models."""
+"""Data sets from npz files: arrays are checked, scaled and converted to the models' axis order."""
 
 import lzma
 import math
@@ -40,28 +40,28 @@ def load_npz(
     Parameters
     ----------
     path : str or Path
-        Holds ``x_train, y_train[, x_test, y_test]``, ``train_images, train_labels[, test_images, test_labels]`` or
-        ``x, y[, x_test, y_test]``. x of type uint8 is scaled by 1/255, other numbers are taken as they are;
-        [N, H, W] becomes [N, 1, H, W]. Integer y is classes, [N] or one a pixel [N, H, W]; floating-point y is the
-        targets of a regression.
+        File with arrays ``x_train, y_train[, x_test, y_test]``, ``train_images, train_labels[, test_images,
+        test_labels]`` or ``x, y[, x_test, y_test]``. x of type uint8 is scaled by 1/255, other numbers are not scaled;
+        [N, H, W] becomes [N, 1, H, W]. Integer y are classes, one for each example [N] or each pixel [N, H, W].
+        Floating-point y are targets of a regression.
     channels : {"auto", "first", "last"}
         Axis of the channels in 4-d images; "auto" takes the first or last axis with length 1, 3 or 4.
     classes : int
-        Number of classes; 0: one more than the largest label, which a method that promises something refuses.
+        Number of classes. 0: one more than the largest label; methods with a promise refuse this, as one record could
+        change it.
     absent : sequence of int
         Classes that may have no example here; any other missing class is refused.
     client_array : str
-        Name of the file's array [N] with the natural client of each example, e.g. ``"train_writer"``.
+        Name of an array [N] in the file with the natural client of each example, e.g. ``"train_writer"``.
     person : str
-        Name of the file's array [N] with the person (patient) of each example, as whole numbers or texts.
+        Name of an array [N] in the file with the person (patient) of each example, as integers or texts.
     max_gib : float
         Largest unpacked size of the file in GiB.
 
     Raises
     ------
     FieldError
-        For a file that is missing, too large or not an npz, and for arrays that do not fit; the text names file, array
-        and row.
+        For a missing, too large or unreadable file, or arrays that do not fit; the text names file, array and row.
     """
     file = Path(path).expanduser()
     require_choice("data.channels", channels, ("auto", "first", "last"))
@@ -109,7 +109,7 @@ def load_npz(
 
 
 def _names_in(file: Path, arrays: Mapping[str, Array]) -> tuple[str, str, str, str]:
-    """Return the names of the file's arrays: inputs and labels, and those of a test half."""
+    """Return the names of the arrays: inputs and labels of the training half, and of the test half."""
     for names in LAYOUTS:
         if names[0] in arrays and names[1] in arrays:
             return names
@@ -124,14 +124,14 @@ def _ids_in(
     field: str,
     name: str,
 ) -> tuple[str, Array] | None:
-    """Return an array of clients or persons with its name in refusals; None if it is not requested."""
+    """Return an array with clients or persons, and its name for refusals; None if it is not requested."""
     if not name:
         return None
     return f"{file.name}:{name}", arrays[require_choice(field, name, arrays)]
 
 
 def _unused(arrays: Collection[str], used: Collection[str | None]) -> str:
-    """Return a note on arrays that are not used."""
+    """Return a note with the unused arrays; "" if all are used."""
     rest = ", ".join(sorted(set(arrays) - set(used)))
     return f" Not used of it: {rest}." if rest else ""
 
@@ -189,7 +189,7 @@ def _pair(
     y_key: str,
     channels: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return examples and labels of a half, checked."""
+    """Return examples and labels of one half, after checks."""
     for key in (x_key, y_key):
         if key not in arrays:
             raise FieldError("data.path", str(file), f"holds no array {key}, which the others need")
@@ -228,12 +228,12 @@ def _pair(
 
 
 def images(x: Array, channels: str = "auto", name: str = "x") -> Tensor:
-    """Return examples as float32: uint8 scaled to [0, 1], channels first, grey images with one channel.
+    """Convert images to float32: uint8 is scaled to [0, 1], channels come first, and grey images get one channel.
 
     Raises
     ------
     FieldError
-        If `channels` is "auto", and not exactly one end of 4-d images has length 1, 3 or 4.
+        If `channels` is "auto", and not exactly one of the first and last axis of 4-d images has length 1, 3 or 4.
     """
     if x.ndim == 3:
         x = x[:, None]

@@ -1,4 +1,4 @@
-"""Sets known by name: scikit-learn's handwritten digits and breast cancer table, and the Alzheimer MRI slices."""
+"""Data sets known by name: scikit-learn's handwritten digits and breast cancer table, and the Alzheimer MRI slices."""
 
 import os
 import tempfile
@@ -61,7 +61,7 @@ _MEAN, _DEVIATION = (
 
 
 def _shipped(file: str) -> Path:
-    """Return the path of a file in scikit-learn without importing it, which would take longer than all of FedVeil."""
+    """Return the path of a data file in scikit-learn without importing scikit-learn, which takes long."""
     spec = find_spec("sklearn")
     assert spec is not None
     assert spec.origin is not None
@@ -74,7 +74,8 @@ def load_digits(*, centre: float = 0.0) -> DataSet:
     Parameters
     ----------
     centre : float
-        Number subtracted from every pixel, agreed on in advance; a number computed from the images would be a release.
+        Number subtracted from every pixel. Choose it without the images: a number computed from them would be a
+        release.
     """
     rows = np.loadtxt(_shipped("digits.csv.gz"), delimiter=",")
     return DataSet(
@@ -88,7 +89,7 @@ def load_digits(*, centre: float = 0.0) -> DataSet:
 
 
 def load_breast_cancer() -> DataSet:
-    """Load the breast cancer table of scikit-learn, 30 standardised columns."""
+    """Load the breast cancer table of scikit-learn: 30 standardised columns, two classes."""
     rows = np.loadtxt(_shipped("breast_cancer.csv"), delimiter=",", skiprows=1)
     x = torch.from_numpy(rows[:, :-1].copy())
     return DataSet(
@@ -109,7 +110,7 @@ def load_alzheimer(
     split: str = "hf_counts",
     scale: str = "unit",
 ) -> DataSet:
-    """Load the Alzheimer MRI images.
+    """Load the Alzheimer MRI slices, grey images in four classes.
 
     Parameters
     ----------
@@ -118,12 +119,13 @@ def load_alzheimer(
     split : {"hf_counts", "kaggle"}
         Choice of the set's test half.
     scale : {"unit", "standard"}
-        Pixels in [0, 1], or (pixel - 0.3) / 0.3, which trains faster. Both are fixed and need no statistics.
+        "unit": pixels in [0, 1]. "standard": (pixel - 0.3) / 0.3, which trains faster. Both are fixed and need no
+        statistics of the images.
 
     Raises
     ------
     MissingDataError
-        If the file is absent.
+        If the data file is not on this machine.
     """
     require_choice("data.split", split, _NOTES)
     require_choice("data.scale", scale, ("unit", "standard"))
@@ -150,7 +152,7 @@ def load_alzheimer(
 
 
 def prepare_alzheimer(*, resolution: int = 128) -> Path:
-    """Decode the images into the cache and return the path of the copy."""
+    """Decode the images into the cache, and return the path of the cached copy."""
     path = _cached(resolution)
     if _read(path) is None:
         _write(path, _decode(resolution))

@@ -1,4 +1,4 @@
-"""Partitions of a data set over clients, the random draws behind them, and held-out parts."""
+"""Partition of a data set over clients, and split of held-out parts; all random choices come from a seed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -47,21 +47,21 @@ def partition(
     shards: int | None = None,
     owner: ArrayLike | None = None,
 ) -> list[Indices]:
-    """Distribute examples to clients, each example to at most one.
+    """Distribute examples to clients; each example goes to at most one client.
 
     Parameters
     ----------
     y : array
-        [N], the classes.
+        [N], classes of the examples.
     clients : int or None
         Number of clients; None for all natural clients.
     scheme : {"iid", "dirichlet", "counts", "quantity", "shards", "natural"}
-        ``"iid"``: a shuffled deck in equal parts (sizes differ by at most 1). ``"dirichlet"``: each class is split in
+        ``"iid"``: at random in equal parts (sizes differ by at most 1). ``"dirichlet"``: each class is split in
         proportions drawn from Dirichlet(alpha). If a client gets fewer than `min_size`, everything is drawn again, at
-        most 100 times; after that the smallest clients take single examples from the largest. ``"counts"``: exactly the
-        given numbers. ``"quantity"``: a shuffled deck in parts whose sizes follow Dirichlet(alpha), with `min_size` as
-        above. ``"shards"``: sorted by `y` and cut into clients x shards equal pieces, `shards` of which each client
-        draws (McMahan et al. 2017). ``"natural"``: by `owner`.
+        most 100 times. After that the smallest clients take single examples from the largest. ``"counts"``: exactly the
+        given numbers. ``"quantity"``: at random in parts with sizes drawn from Dirichlet(alpha), with `min_size` as
+        above. ``"shards"``: examples are sorted by `y` and cut into clients x shards equal pieces, and each client
+        draws `shards` of them (McMahan et al. 2017). ``"natural"``: by `owner`.
     seed : int
         The same seed gives the same partition; the global random state is not used.
     alpha : float
@@ -70,17 +70,17 @@ def partition(
         Least number of examples of a client. For ``"dirichlet"`` and ``"quantity"`` at most N / clients; with 0,
         clients may be empty. For ``"natural"``, clients with fewer examples are left out.
     counts : sequence of sequence of int
-        Numbers for ``"counts"``, [clients][classes]. Further examples go to no client.
+        Numbers of examples for ``"counts"``, [clients][classes]. Other examples go to no client.
     shards : int
         Shards of each client for ``"shards"``; by default 2.
     owner : array
-        Natural client of each example for ``"natural"``, [N] int. If `clients` is smaller than their number, that many
+        Natural client of each example for ``"natural"``, [N] int. If `clients` is smaller than their number, so many
         are drawn.
 
     Returns
     -------
     list of ndarray
-        Sorted indices into `y`, one array a client; ``"counts"`` and ``"natural"`` may leave examples out.
+        Sorted indices into `y`, one array for each client; ``"counts"`` and ``"natural"`` may leave examples out.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def partition(
 
 
 def _require_options(scheme: str, options: dict[str, Any]) -> None:
-    """Refuse an option that the scheme does not have, and a missing one that it needs."""
+    """Refuse options of other schemes, and a missing option that the scheme needs."""
     for name, value in options.items():
         is_needed = name in SCHEMES[scheme]
         if is_needed and value is None:
@@ -132,7 +132,7 @@ def by_counts(
     counts: Sequence[Sequence[int]],
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal exactly the given numbers [clients][classes]."""
+    """Draw exactly the given numbers of examples [clients][classes]."""
     rows: list[list[int]] = []
     for row in counts:
         rows.append([require_count("counts", value, least=0) for value in row])
@@ -163,7 +163,7 @@ def dirichlet(
     min_size: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal each class in proportions drawn from Dirichlet(alpha)."""
+    """Divide each class among clients in proportions drawn from Dirichlet(alpha)."""
 
     def draw() -> list[list[int]]:
         parts: list[list[int]] = [[] for _ in range(clients)]
@@ -184,7 +184,7 @@ def quantity(
     min_size: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal a shuffled deck in parts whose sizes are drawn from Dirichlet(alpha)."""
+    """Divide shuffled examples among clients in parts with sizes drawn from Dirichlet(alpha)."""
     deck = rng.permutation(examples)
 
     def draw() -> list[list[int]]:
@@ -200,7 +200,7 @@ def shards_of(
     shards: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Cut examples in the order of their labels into equal shards, so many of which each client draws."""
+    """Sort examples by label, cut them into equal shards, and let each client draw `shards` of these."""
     shuffled = rng.permutation(len(labels))
     ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
     pieces = np.array_split(ordered, clients * shards)
@@ -217,7 +217,7 @@ def natural(
     min_size: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Return the examples of natural clients with at least `min_size`; `clients` of these are drawn, or all taken."""
+    """Return the examples of the natural clients with at least `min_size` examples; of these, `clients` are drawn, or all."""
     least = max(min_size, 1)
     owners, sizes = np.unique(owner, return_counts=True)
     enough = owners[sizes >= least]
@@ -242,7 +242,7 @@ def _cuts(
     alpha: float,
     rng: np.random.Generator,
 ) -> Indices:
-    """Draw the places at which a deck is cut."""
+    """Draw the positions at which shuffled examples are cut into parts."""
     shares = rng.dirichlet([alpha] * clients)
     ends = np.cumsum(shares)[:-1] * examples
     return np.floor(ends).astype(np.int64)
@@ -253,7 +253,7 @@ def _filled(
     least: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Draw until every client has `least`; after too many draws the smallest take single examples from the largest."""
+    """Repeat a draw until each client has `least` examples. After too many draws the smallest clients take from the largest."""
     for _ in range(_DRAWS):
         parts = draw()
         if min(map(len, parts)) >= least:
@@ -273,7 +273,7 @@ def holdout(
     *,
     seed: int,
 ) -> tuple[Indices, Indices]:
-    """Split one client's examples into a part to train on and a stratified part that is held out.
+    """Split one client's examples into a training part and a held-out part with the same proportions of classes.
 
     Parameters
     ----------
@@ -282,15 +282,15 @@ def holdout(
     indices : ndarray
         Indices of the client's examples.
     fraction : float
-        At least 0 and below 1. round(fraction n) examples are held out, shared out over the classes by largest
-        remainder. Each class keeps at least one example to train on, so rare classes may make it fewer.
+        At least 0 and below 1. round(fraction n) examples are held out, divided over the classes by largest remainder.
+        Each class keeps at least one training example, so with rare classes fewer are held out.
     seed : int
         Seed of the choice.
 
     Returns
     -------
     train, test : ndarray
-        Sorted indices; disjoint, together `indices`.
+        Sorted indices, disjoint, and together equal to `indices`.
     """
     if require_non_negative("holdout", fraction) >= 1:
         raise FieldError("holdout", fraction, "must be at least 0 and below 1")
@@ -326,35 +326,36 @@ def federate(
     sensitive: Sequence[Sequence[str]] = (),
     **options: Any,
 ) -> list[ClientData]:
-    """Distribute a data set to clients, each with its own held-out part.
+    """Distribute a data set to clients, each with a held-out part of its own.
 
     Parameters
     ----------
     dataset : DataSet
-        Its `x` and `y`; the set's own test half stays with the server. Its `local_columns` are standardised by each
-        client's own training rows.
+        Data set; its `x` and `y` are distributed, its test half stays with the server. Each client standardises the
+        `local_columns` by its own training rows.
     clients : int or "natural"
-        ``"natural"``: all of the set's natural clients (or those with `min_size` examples), under their own names; a
-        number with ``scheme="natural"`` draws so many.
+        ``"natural"``: all of the set's natural clients (or those with `min_size` examples), under their own names. A
+        number with ``scheme="natural"`` draws so many of them.
     scheme, seed, **options
         As in :func:`partition`.
     holdout : float
         Fraction that each client holds out, stratified; 0 for none.
     sensitive : sequence of sequence of str
-        Kinds of content that each client treats as sensitive, from the set's `region_names`. Client i takes entry i,
-        counted in a circle. Without entries every client takes all kinds.
+        Kinds of content that clients treat as sensitive, from the set's `region_names`. Client i takes entry i modulo
+        their number. Without entries every client takes all kinds.
 
     Returns
     -------
     list of ClientData
-        In order of their partition numbers. A client may be empty, have a single example, or lack a class. A group of
-        the set is dealt out as one example, whose class is that of its first row. Masks are there where the set
-        knows sensitive pixels.
+        Clients in the order of their partition numbers. A client may be empty, have a single example, or lack a class.
+        A group of the set is distributed as one example with the class of its first row. Clients have masks if the set
+        has sensitive pixels.
 
     Raises
     ------
     FieldError
-        As :func:`partition`; and for natural clients of a set that has none, or a scheme that needs classes.
+        As :func:`partition`. Also for natural clients if the set has none, and for a scheme by class if it has no
+        classes.
     """
     by_nature = clients == NATURAL or scheme == NATURAL
     _require_dealable(dataset, clients, scheme, by_nature)
@@ -396,7 +397,7 @@ def _require_dealable(
     scheme: str,
     by_nature: bool,
 ) -> None:
-    """Refuse a scheme by which a set cannot be distributed."""
+    """Refuse a scheme that does not work for this data set."""
     if by_nature and scheme not in (NATURAL, "iid"):
         raise FieldError(
             "scheme", scheme, "natural clients are not dealt out: give a number of clients"
@@ -421,7 +422,7 @@ def _as_elsewhere(
     test: Indices,
     held_out: dict[int, bool],
 ) -> tuple[Indices, Indices]:
-    """Return a client's halves, with each person in the same half as at an earlier client."""
+    """Return a client's two parts, changed so that a person is in the same part as at earlier clients."""
     places = np.sort(np.concatenate([train, test]))
     is_test = np.isin(places, test)
     for i, place in enumerate(places):
@@ -430,14 +431,14 @@ def _as_elsewhere(
 
 
 def _rows_of(members: Sequence[Indices], groups: Indices) -> Indices:
-    """Return the examples of some groups, sorted."""
+    """Return the sorted examples of some groups."""
     rows = [np.zeros(0, dtype=np.int64)]
     rows += [members[group] for group in groups]
     return np.sort(np.concatenate(rows))
 
 
 def _groups(dataset: DataSet, owner: Indices | None) -> list[Indices]:
-    """Return the examples that stay together, group by group; a group of two natural clients is one group at each."""
+    """Return the examples of each group; a group at two natural clients becomes one group at each."""
     if dataset.group is None:
         return list(np.arange(len(dataset.y), dtype=np.int64)[:, None])
     group = dataset.group.numpy()

@@ -1,4 +1,4 @@
-"""One grey image of a DICOM file, as a viewer shows it.
+"""Decoding of one grey image in a DICOM file, as a viewer shows it.
 
 Only the header's tags about storage and display of pixels are used.
 """
@@ -16,7 +16,7 @@ _CONVERT = "convert it to grey (MONOCHROME2)"
 
 
 def grey_slice(name: str, opened: Any, max_pixels: int) -> Array:
-    """Read the image [H, W] from black to white, uint16.
+    """Read the image as it is displayed: [H, W], uint16, 0 is black.
 
     First comes the modality's transform (slope and intercept, or a table), then the file's display table (VOI LUT) or
     its first window. If the file has neither table nor window, values are scaled from the lowest to the highest
@@ -27,9 +27,9 @@ def grey_slice(name: str, opened: Any, max_pixels: int) -> Array:
     name : str
         Name of the file, for refusals.
     opened : pydicom.Dataset
-        The file.
+        Opened file.
     max_pixels : int
-        Most pixels it may hold.
+        Most pixels that the image may have.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def grey_slice(name: str, opened: Any, max_pixels: int) -> Array:
 
 
 def _require_one_image(name: str, opened: Any, max_pixels: int) -> None:
-    """Refuse several frames or colours, and more pixels than allowed."""
+    """Refuse several frames, colours, and more pixels than allowed."""
     rows = int(_needed(name, opened, "Rows"))
     columns = int(_needed(name, opened, "Columns"))
     frames = int(_first(opened, "NumberOfFrames") or 1)
@@ -84,7 +84,7 @@ def _largest_in(tables: Any) -> int:
 
 
 def _first(opened: Any, tag: str) -> Any:
-    """Return a tag's value, the first of several; None if it is missing or empty, as old scanners write it."""
+    """Return the first value of a tag; None if it is missing or empty (as old scanners write it)."""
     value = opened.get(tag)
     if value is None or (hasattr(value, "__len__") and not len(value)):
         return None
@@ -103,7 +103,7 @@ def _needed(name: str, opened: Any, tag: str) -> Any:
 
 
 def _number(name: str, opened: Any, tag: str) -> float | None:
-    """Return the finite number of a tag; None where it is missing."""
+    """Return a tag's value as a finite number; None if it is missing."""
     value = _first(opened, tag)
     if value is None:
         return None
@@ -113,7 +113,7 @@ def _number(name: str, opened: Any, tag: str) -> float | None:
 
 
 def _stored(name: str, opened: Any) -> Array:
-    """Return the numbers as they are stored."""
+    """Return the pixel values as they are stored."""
     bits = int(_needed(name, opened, "BitsStored"))
     highest = _first(opened, "HighBit")
     if highest not in (None, bits - 1):
@@ -145,7 +145,7 @@ def _modality(name: str, opened: Any, stored: Array) -> tuple[Array, float, floa
 
 
 def _scale(name: str, opened: Any) -> tuple[float, float]:
-    """Return slope and intercept, 1 and 0 where both are missing."""
+    """Return slope and intercept; 1 and 0 if both are missing."""
     slope = _number(name, opened, "RescaleSlope")
     intercept = _number(name, opened, "RescaleIntercept")
     if slope is None and intercept is None:
@@ -161,7 +161,7 @@ def _scale(name: str, opened: Any) -> tuple[float, float]:
 
 
 def _window(name: str, opened: Any) -> tuple[float, float, str] | None:
-    """Return centre, width and function of the first window; None where there is none."""
+    """Return centre, width and function of the first window; None if there is none."""
     centre = _number(name, opened, "WindowCenter")
     width = _number(name, opened, "WindowWidth")
     if centre is None and width is None:

@@ -1,4 +1,4 @@
-"""Documents with masks of forgeries: folders of images and masks, T-SROIE's or DocTamper's own files."""
+"""Data sets of documents with masks of forgeries: folders of images and masks, T-SROIE's or DocTamper's own files."""
 
 from pathlib import Path
 
@@ -24,19 +24,20 @@ def load_documents(
     documents: int = 0,
     max_pixels: int = MAX_PIXELS,
 ) -> DataSet:
-    """Load square tiles of documents, [1, tile, tile]; y says 0 or 1 (tampered) for every pixel.
+    """Load square tiles of documents, [1, tile, tile]; labels are 0 or 1 (tampered) for each pixel.
 
-    Every second tile contains a tampered pixel if the document has one; the others are anywhere. Tiles of one document,
-    such as a receipt, stay together.
+    Every second tile contains a tampered pixel if the document has one; the other tiles lie anywhere. Tiles of one
+    document stay together at one client.
 
     Parameters
     ----------
     path : str or Path
-        A folder in one of these forms. ``images`` and ``masks``: a mask has the name of its image (any suffix; not 0
-        means tampered). There may be ``sensitive``: a folder a kind, with masks of where images show that kind (no
-        mask: nowhere). Or the ``data.mdb`` of DocTamper (needs lmdb; no ``sensitive``). Or ``train`` and perhaps
-        ``test``, each in one of these forms. Or T-SROIE's: images beside a JSON file such as ``sroie_train_1011.json``
-        with outlines of forged words (``category_id`` 2); images that it does not name are left out.
+        Folder in one of these forms. ``images`` and ``masks``: a mask has the name of its image (any suffix; values
+        other than 0 mean tampered). Optionally ``sensitive``: one folder for each kind of content, with masks of the
+        pixels that show this kind (no mask: none). Or the ``data.mdb`` of DocTamper (needs lmdb; no ``sensitive``). Or
+        T-SROIE's: images, and a JSON file such as ``sroie_train_1011.json`` with outlines of forged words
+        (``category_id`` 2); images not in the JSON file are left out. Or folders ``train`` and optionally ``test``,
+        each in one of these forms.
     tile : int
         Height and width in pixels; smaller documents are refused.
     tiles : int
@@ -44,16 +45,16 @@ def load_documents(
     tile_seed : int
         Seed of the tiles' positions and of the drawn documents.
     documents : int
-        Number of documents drawn from each half; 0 takes all.
+        Number of documents drawn from each half; 0: all.
     max_pixels : int
-        Most pixels that a page may unpack to.
+        Most pixels of a decoded page.
 
     Raises
     ------
     FieldError
-        For a file that cannot be used; the text names it.
+        For an unusable file; the text names it.
     FedVeilError
-        If Pillow, or for DocTamper lmdb, is not installed.
+        If Pillow is not installed, or for DocTamper lmdb.
     """
     root = Path(path).expanduser()
     require_count("data.tile", tile)
@@ -85,7 +86,7 @@ def load_documents(
 
 
 def _documents(folder: Path, number: int, seed: int) -> list[Document]:
-    """Draw so many documents of a half, or take all."""
+    """Draw `number` documents of a half, or return all for 0."""
     documents = documents_of(folder)
     if len(documents) < max(number, 1):
         raise FieldError("data.documents", number, f"{folder} holds {len(documents)}")
@@ -101,7 +102,7 @@ def _tiles(
     seed: int,
     most: int,
 ) -> tuple[Grey, NDArray[np.int64], Grey]:
-    """Return tiles, which of their pixels are forged, and the bits of sensitive kinds, [N, tile, tile] each."""
+    """Return tiles, their forged pixels (0 or 1), and the bits of sensitive kinds, [N, tile, tile] each."""
     x = np.empty((len(documents) * tiles, tile, tile), dtype=np.uint8)
     y = np.empty(x.shape, dtype=np.int64)
     bits = np.empty_like(x)
@@ -130,7 +131,7 @@ def _tiles(
 
 
 def _around(at: int, side: int, tile: int, rng: np.random.Generator) -> int:
-    """Draw the first pixel of a tile that contains the pixel `at`, on a side of `side` pixels."""
+    """Draw the first pixel of a tile that contains the pixel `at`, in an axis of `side` pixels."""
     first = max(0, at - tile + 1)
     last = min(at, side - tile)
     return int(rng.integers(first, last + 1))

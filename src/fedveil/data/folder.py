@@ -1,4 +1,4 @@
-"""Folders of images: one sub-folder for each class, optionally below one for each client."""
+"""Data sets from folders of images: one folder for each class, optionally inside one for each client."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,30 +50,31 @@ def load_folder(
     Parameters
     ----------
     path : str or Path
-        Folder with one sub-folder for each class, or with ``train`` and optionally ``test``, which have these.
+        Folder with one sub-folder for each class. Or with ``train`` and optionally ``test``, each with such
+        sub-folders.
     layout : {"classes", "clients"}
-        ``"clients"``: one more level, ``<client>/<class>/<image>``, so that clients may be natural. A client may lack
-        classes. The test half has the same levels, and its clients are not looked at.
+        ``"clients"``: one more level, ``<client>/<class>/<image>``, for natural clients. A client may lack classes. The
+        test half has the same levels, but its clients are not used.
     person : {"", "folder"}
-        ``"folder"``: one more level below the class, ``<class>/<person>/<image>``. Folders of one name are one person,
-        also in two classes (but not at two clients).
+        ``"folder"``: one more level below the class, ``<class>/<person>/<image>``. Folders with the same name are one
+        person, also in two classes (but not at two clients).
     classes : sequence of str
-        The class folders in the order of their numbers; by default all there are, by name.
+        Names of the class folders, in the order of the class numbers. Default: all class folders, sorted by name.
     absent : sequence of str
         Declared classes that may have no image here.
     mode : {"auto", "grey", "rgb"}
-        Target of the conversion; "auto" refuses a mixture.
+        Colour mode to which images are converted; "auto" keeps theirs, and refuses a mixture.
     size : sequence of int
-        Height and width to resize to; by default all images must have the same.
+        Height and width to which images are resized; by default all images must have the same size.
     max_images, max_pixels : int
-        Most images, and most pixels one may unpack to.
+        Most images, and most pixels of one decoded image.
     max_gib : float
-        Most memory of all decoded images in GiB (4 bytes a pixel and channel).
+        Most memory of all decoded images in GiB (4 bytes for each pixel and channel).
 
     Raises
     ------
     FieldError
-        For a folder or image file that cannot be used; the text names it.
+        For an unusable folder or image file; the text names it.
     """
     root = Path(path).expanduser()
     require_choice("data.layout", layout, ("classes", "clients"))
@@ -128,7 +129,7 @@ def load_folder(
 
 
 def _dark(decoded: Sequence[NDArray[Any]]) -> str:
-    """Return a note if no 16-bit picture uses the four highest bits, as in pictures of 12-bit scanners; else ""."""
+    """Return a note if no 16-bit image uses the four highest bits, as images of 12-bit scanners; else ""."""
     highest = max(float(pixels.max()) for pixels in decoded)
     if decoded[0].dtype != np.float32 or highest >= 2**12 / 65535:
         return ""
@@ -139,7 +140,7 @@ def _dark(decoded: Sequence[NDArray[Any]]) -> str:
 
 
 def _halves(root: Path) -> list[Path]:
-    """Return the folder itself, or its training and test half."""
+    """Return the folder itself, or its folders ``train`` and ``test``."""
     halves = {folder.name: folder for folder in _folders(root)}
     if "train" not in halves:
         if "test" in halves:
@@ -156,18 +157,18 @@ def _halves(root: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _Levels:
-    """Levels of folders in a half: clients above the classes, persons below them, where there are such."""
+    """Levels of folders in a half: whether there are clients above the classes, and persons below them."""
 
     clients: bool
     people: bool
 
     def form(self, half: Path) -> str:
-        """Return the form of the paths at which images lie."""
+        """Describe the paths of images in this half, for refusals."""
         client = "<client>/" if self.clients else ""
         return f"{half}/{client}<class>/<image>"
 
     def hint(self) -> str:
-        """Return a hint at levels that could also be declared."""
+        """Return advice for refusals: further levels that could be declared."""
         hint = ""
         if not self.clients:
             hint += '; where the upper folders are clients, write layout = "clients"'
@@ -182,7 +183,7 @@ def _items(
     max_images: int,
     absent: Sequence[str],
 ) -> list[_Item]:
-    """Return the images of a half, by client, class and person."""
+    """List the images of a half, each with its client, class and person."""
     form = levels.form(half)
     clients = _folders(half) if levels.clients else [half]
     if not clients:
@@ -207,7 +208,7 @@ def _items(
 
 
 def _class_folders(client: Path, form: str, levels: _Levels) -> list[Path]:
-    """Return the folders of classes; refuse images beside them."""
+    """Return the class folders of a client; refuse images next to them."""
     groups = _folders(client)
     loose = _image_in(client)
     if groups and not loose:
@@ -222,7 +223,7 @@ def _class_folders(client: Path, form: str, levels: _Levels) -> list[Path]:
 
 
 def _images_of_class(group: Path, site: str, form: str, levels: _Levels) -> list[_Item]:
-    """Return the images in a class's folder, or in the folders of its persons."""
+    """List the images in a class folder, or in its folders of persons."""
     owners = [group]
     if levels.people:
         owners = _folders(group)
@@ -250,7 +251,7 @@ def _images_of_class(group: Path, site: str, form: str, levels: _Levels) -> list
 
 
 def _image_in(folder: Path) -> str:
-    """Return the name of the first image that lies in a folder itself, or ""."""
+    """Return the name of the first image directly in a folder; "" if there is none."""
     for file in sorted(folder.iterdir()):
         if file.suffix.lower() in SUFFIXES:
             return file.name
@@ -263,7 +264,7 @@ def _classes(
     declared: Sequence[str],
     absent: Sequence[str],
 ) -> list[str]:
-    """Return the names of classes in the order of their numbers, after a check of what is declared."""
+    """Return the names of the classes in the order of their numbers, after checking declared and absent ones."""
     classes = sorted({item.label for item in items})
     if not declared:
         _require_distinct(root, classes)
@@ -293,7 +294,7 @@ def _classes(
 
 
 def _require_distinct(root: Path, classes: Sequence[str]) -> None:
-    """Refuse names of folders that may be one class."""
+    """Refuse two folder names that may mean the same class, such as different spellings."""
     pair = spelt_twice(classes)
     if pair:
         first, second = pair
@@ -307,5 +308,5 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _clutter(path: Path) -> bool:
-    """Return whether a file is hidden, or one that a file manager leaves behind."""
+    """Whether a file is hidden, or a leftover of a file manager."""
     return path.name.startswith(".") or path.name.lower() in _CLUTTER

@@ -1,4 +1,4 @@
-"""Rows of a table as tensors; columns are scaled by declared ranges, never by statistics of all rows."""
+"""Conversion of a table's rows to tensors; columns are scaled by declared ranges, never by statistics of all rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,39 +26,41 @@ SCALES = ("declared", "client", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """Meaning of a table's columns.
+    """Declaration of a table's columns: target, inputs with their ranges, client and person.
 
-    Scaling inputs by the mean and deviation of all rows would be a release of everybody's private data that is neither
-    protected nor accounted for. So a column is scaled by a declared range, or by each client alone.
+    Scaling by the mean and deviation of all rows would be an unprotected release of everybody's data. So a column is
+    scaled by a declared range, or by each client's own rows.
 
     Parameters
     ----------
     target : str
-        The column to predict.
+        Column to predict.
     classes : int or sequence of str
         Makes the task a classification: number of classes (the target holds 0, 1, ...), or their names in order. If the
-        target holds lists, these are labels of which several may hold, each with its own loss (``BCEWithLogitsLoss``).
+        target holds lists of labels, several labels may hold, each with its own loss (``BCEWithLogitsLoss``).
     absent : sequence of int
-        Classes that may have no row here; any other missing class is refused.
+        Classes that may have no row in this file; any other missing class is refused.
     target_range : sequence of float
         Makes the task a regression: declared [low, high]. The target becomes (y - low) / (high - low), and errors are
         in these units.
     columns : mapping or sequence of str
-        The inputs. A mapping declares each: ``age = [0, 120]`` a numeric column scaled to 0 to 1, ``sex = ["f", "m"]``
-        texts, one column each. A list only names them, for the other two scales. Default: all other columns.
+        Input columns. A mapping declares each: ``age = [0, 120]`` is a numeric column scaled to 0 to 1, ``sex = ["f",
+        "m"]`` has texts that become one column each. A list only names the columns, for the scales "client" and "none".
+        Default: all other columns.
     client_column : str
         Column with the natural client of each row.
     person : str
         Column with the id of each row's person (a patient); never an input.
     scale : {"declared", "client", "none"}
-        ``"client"``: each client standardises numeric columns by its own training rows when the data are dealt out.
-        ``"none"``: numbers are taken as they are.
+        ``"declared"``: by the ranges in `columns`. ``"client"``: each client standardises numeric columns by its own
+        training rows. ``"none"``: numbers are not scaled.
     outside : {"refuse", "clip"}
         Treatment of values outside a declared range.
     missing : mapping
         Replacement of missing values, by input column; without it they are refused. ``bp = 120``: a number (or one of
-        the column's texts). ``bp = "indicator"``: the lowest declared number (of texts: none), and one more column that
-        marks the row. ``bp = {value = 120, indicator = true, marks = [-999]}``: both, and further signs of a gap.
+        the column's texts). ``bp = "indicator"``: the lowest declared number (for texts: no text), and one more column
+        that marks the row. ``bp = {value = 120, indicator = true, marks = [-999]}``: both, and further values that mean
+        missing.
     """
 
     target: str
@@ -73,7 +75,7 @@ class TableSpec:
     missing: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse options that make no sense."""
+        """Refuse invalid options, and options that contradict each other."""
         require_choice("data.scale", self.scale, SCALES)
         self._require_kinds()
         require_choice("data.outside", self.outside, ("refuse", "clip"))
@@ -89,7 +91,7 @@ class TableSpec:
             self.gap(name)
 
     def _require_kinds(self) -> None:
-        """Refuse options of wrong types; a settings file is checked earlier, a call from Python is checked here."""
+        """Refuse options of wrong types (a configuration file is checked before, a call from Python only here)."""
         for option in ("target", "client_column", "person"):
             require_a(f"data.{option}", getattr(self, option), str, "must be the name of a column")
         gaps = 'must be a mapping of columns, such as {"bp": 120}'
@@ -105,7 +107,7 @@ class TableSpec:
         require_a("data.target_range", self.target_range, Sequence, "must be [low, high]")
 
     def _require_target(self) -> None:
-        """Refuse a target that is neither classes nor a range, or both."""
+        """Refuse a target with neither classes nor a range, or with both."""
         if bool(self.classes) == bool(len(self.target_range)):
             classes = "data.classes, a list of names or a number (3 for 0 to 2)"
             accepted = f"say what the target is: {classes}, or for a regression data.target_range = [low, high]"
@@ -118,7 +120,7 @@ class TableSpec:
             _once("data.classes", self.classes)
 
     def _require_columns(self) -> None:
-        """Refuse inputs that need declared ranges and have none, and ranges of unknown form."""
+        """Refuse inputs without a declared range where the scale needs one, and ranges of unknown form."""
         if self.scale == "declared" and not isinstance(self.columns, Mapping):
             accepted = (
                 "needs data.columns as a table that declares each input: age = [0, 120] scales it to 0 to 1, "
@@ -134,17 +136,17 @@ class TableSpec:
 
     @property
     def declared(self) -> Mapping[str, Any]:
-        """Ranges and texts of inputs, by column; empty where columns are only named."""
+        """Declared ranges and texts, by input column; empty if columns are only named."""
         return self.columns if isinstance(self.columns, Mapping) else {}
 
     def gap(self, column: str) -> Gap | None:
-        """Return the replacement of a column's missing values; None where they are refused."""
+        """Return the replacement of a column's missing values; None if they are refused."""
         if not self.missing or column not in self.missing:
             return None
         return gap_of(column, self.missing[column], self.declared.get(column, ()))
 
     def inputs(self, rows: "Rows") -> list[str]:
-        """Return the input columns, all of which the rows have."""
+        """Return the input columns; refuse one that the rows do not have."""
         others = (self.target, self.client_column, self.person, *rows.index)
         named = list(self.columns)
         if not named:
@@ -173,7 +175,7 @@ def from_rows(
     spec: TableSpec,
     note: str = "",
 ) -> DataSet:
-    """Turn rows into a data set.
+    """Convert a table's rows to a data set.
 
     Parameters
     ----------
@@ -184,12 +186,12 @@ def from_rows(
     spec : TableSpec
         Meaning of the columns.
     note : str
-        First words of the set's note.
+        Text with which the set's note begins.
 
     Raises
     ------
     FieldError
-        For a value that cannot be used; the text names file, row (from 1, without the header) and column.
+        For an unusable value; the text names file, row (from 1, without the header) and column.
     """
     if test is not None and spec.scale == "client":
         accepted = "cannot scale the server's test rows, which belong to no client: use 'declared' or leave them out"
@@ -218,7 +220,7 @@ def from_rows(
 
 
 def _constants(inputs: Sequence[str], spec: TableSpec) -> dict[str, Any]:
-    """Return the constants that turn a row into an example: columns in order, with their declarations."""
+    """Return the declarations that turn a row into an example, in the order of the columns."""
     columns: list[list[Any]] = []
     missing: dict[str, Any] = {}
     for name in inputs:
@@ -242,7 +244,7 @@ def labelled(
     spec: TableSpec,
     **known: Any,
 ) -> DataSet:
-    """Make a set from rows (with those of a test half, if any) and their inputs."""
+    """Make a data set from rows and their inputs; a second entry is the test half."""
     for part in rows:
         part.require("data.target", spec.target)
     train = rows[0]
@@ -269,7 +271,7 @@ def _classes_in(
     spec: TableSpec,
     note: str,
 ) -> dict[str, Any]:
-    """Return number and names of classes; where several labels may hold, a note that names them."""
+    """Return number and names of the classes; if several labels may hold, also a note with their names."""
     names: tuple[str, ...] = ()
     if not isinstance(spec.classes, int):
         names = tuple(spec.classes)
@@ -284,7 +286,7 @@ def _classes_in(
 
 
 def _note(spec: TableSpec, rows: Rows) -> str:
-    """Return the note on the columns for a report."""
+    """Describe the columns, for a report."""
     notes: list[str] = []
     used = (*spec.columns, spec.target, spec.client_column)
     index = [name for name in rows.index if name not in used]
@@ -310,7 +312,7 @@ def inputs_of(
     inputs: Sequence[str],
     spec: TableSpec,
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Return inputs [N, F] in float32, and which of the F are numeric."""
+    """Return inputs [N, F] in float32, and the indices of the numeric ones among the F."""
     blocks: list[NDArray[Any]] = []
     numeric: list[int] = []
     width = 0
@@ -337,7 +339,7 @@ def _one_hot(
     given: list[str],
     gap: Gap | None,
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return one column a text [N, T], and where a value is missing."""
+    """Return one column for each text [N, T], and a mask of missing values."""
     codes = part.codes(column, given, gap)
     missing = codes < 0
     if gap is not None and gap.value is not None:
@@ -354,7 +356,7 @@ def _scaled(
     gap: Gap | None,
     spec: TableSpec,
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the numbers of a column [N, 1], and where one is missing."""
+    """Return the scaled numbers of a column [N, 1], and a mask of missing values."""
     if not given and spec.scale != "declared":
         values = part.numbers(column, gap)
     else:
@@ -370,7 +372,7 @@ def _scaled(
 
 
 def _targets(part: Rows, spec: TableSpec) -> Tensor:
-    """Return classes [N], targets [N], or which labels hold [N, L]."""
+    """Return classes [N], targets [N], or for lists of labels which of them hold [N, L]."""
     if spec.target_range:
         low, high = spec.target_range
         values = part.bounded(spec.target, low, high, spec.outside)
@@ -409,7 +411,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _once(field: str, texts: Sequence[Any]) -> None:
-    """Refuse texts that are the same but for spaces around them."""
+    """Refuse texts that differ only by spaces around them."""
     pair = spelt_twice([text for text in texts if isinstance(text, str)], str.strip)
     if pair:
         raise FieldError(

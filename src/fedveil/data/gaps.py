@@ -1,4 +1,4 @@
-"""Replacement of the missing values of a column: `data.missing`."""
+"""Replacement of missing values of a column: the option `data.missing`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Gap:
     Attributes
     ----------
     value : float, str or None
-        A number, or one of the column's texts; None: the lowest declared number, and of texts none.
+        Replacement: a number or one of the column's texts. None: the lowest declared number, or for texts no text.
     indicator : bool
-        Whether a further input marks rows in which the value was missing.
+        Whether a further input marks the rows with a missing value.
     marks : tuple
-        Further numbers and texts that stand for a gap in this column.
+        Further numbers and texts that mean a missing value in this column.
     """
 
     value: float | str | None
@@ -46,14 +46,14 @@ def gap_of(column: str, given: Any, declared: Sequence[Any]) -> Gap:
     column : str
         Name of the column.
     given : number, str or mapping
-        Value of the column's key.
+        Value of the column's key in ``data.missing``.
     declared : sequence
         Declaration of the column in ``data.columns``: [low, high] or texts; may be empty.
 
     Raises
     ------
     FieldError
-        For a number outside the declared range, or a text that is none of the column's.
+        For a number outside the declared range, or a text that the column does not declare.
     """
     field = f"data.missing.{column}"
     are_texts = bool(declared) and all(isinstance(value, str) for value in declared)
@@ -75,7 +75,7 @@ def gap_of(column: str, given: Any, declared: Sequence[Any]) -> Gap:
 
 
 def _written_gap(field: str, given: Any) -> Gap:
-    """Read the three forms: a value, "indicator", or a table of both."""
+    """Parse the three forms: a value, "indicator", or a table."""
     if given == "indicator":
         return Gap(None, True)
     if not isinstance(given, Mapping):

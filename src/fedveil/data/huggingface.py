@@ -1,4 +1,4 @@
-"""Data sets that were saved by Hugging Face's `datasets` with ``save_to_disk``."""
+"""Data sets saved on disk by Hugging Face's `datasets` (``save_to_disk``)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,30 +19,30 @@ from fedveil.registry import optional
 
 @dataclass(frozen=True, kw_only=True)
 class SavedDataset(TableSpec):
-    """A Hugging Face data set of images or of numbers in its folder on disk; nothing is fetched.
+    """Hugging Face data set of images or of table columns, in a folder on disk; nothing is downloaded.
 
     `columns`, `scale` and `outside` do not apply to images.
 
     Parameters
     ----------
     path : str or Path
-        A folder that ``save_to_disk`` wrote: one split, or several.
+        Folder written by ``save_to_disk``, with one split or several.
     target : str
-        The column to predict. A column of type ClassLabel names its classes itself.
+        Column to predict. A column of type ClassLabel has the names of its classes.
     split, test_split : str
-        Splits to deal out and to give to the server; a set without `test_split` has no test half.
+        Split to distribute to clients, and split for the server's test half; without `test_split` there is none.
     image_column : str
-        Column of the images; by default the only column of type Image. Without such a column the set is a table.
+        Column with the images; by default the only column of type Image. Without such a column the set is a table.
     mode : {"auto", "grey", "rgb"}
         Mode of images, as for a folder of images.
     size : sequence of int
-        [height, width] in pixels, to which images are made equal.
+        [height, width] in pixels to which images are resized.
     max_rows : int
         Most rows of a split.
     max_pixels : int
         Most pixels of an image.
     max_gib : float
-        Most memory in GiB, of the split on disk or of its decoded images.
+        Most memory in GiB of the split on disk, and of its decoded images.
     """
 
     path: str | Path
@@ -57,17 +57,17 @@ class SavedDataset(TableSpec):
     max_gib: float = 4.0
 
     def __post_init__(self) -> None:
-        """Leave the checks to `read`, as the set itself names its classes."""
+        """Check nothing: `read` does it, as the classes may come from the data set."""
 
     def read(self) -> DataSet:
-        """Read the examples.
+        """Read the examples into a data set.
 
         Raises
         ------
         FedVeilError
             If the package `datasets` is not installed.
         FieldError
-            For a value that cannot be used; the text names split, row (from 1) and column.
+            For an unusable value; the text names split, row (from 1) and column.
         """
         root = Path(self.path).expanduser()
         require_choice("data.mode", self.mode, MODES)
@@ -105,14 +105,14 @@ class SavedDataset(TableSpec):
 
 
 def _class_names(kind: Any) -> Sequence[str]:
-    """Return the names of a column of type ClassLabel, or of lists of them."""
+    """Return the class names of a column of type ClassLabel, or of lists of ClassLabels; empty for other columns."""
     names = getattr(kind, "names", None)
     of_items = getattr(getattr(kind, "feature", None), "names", None)
     return names or of_items or ()
 
 
 def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:
-    """Return the columns that hold images."""
+    """Return the names of the image columns: the chosen one, or the only one of type Image."""
     pictures = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
     if image_column:
         require_choice("data.image_column", image_column, pictures)
@@ -130,7 +130,7 @@ def _splits(
     max_rows: int,
     limit: float,
 ) -> dict[str, Any]:
-    """Open the splits that are used, by name."""
+    """Open the requested splits, by name."""
     if not root.is_dir():
         raise MissingDataError(
             "data.path", str(root), "is no folder: give one that save_to_disk wrote"
@@ -166,7 +166,7 @@ def _splits(
 
 
 def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> Rows:
-    """Return the columns that are no images, with the names of classes in place of their numbers."""
+    """Return the columns without images, with names of classes in place of numbers."""
     table = split.remove_columns(list(pictures)).with_format(None)
     frame = table.to_pandas()
     names = _class_names(table.features.get(spec.target))
@@ -183,7 +183,7 @@ def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> R
 
 
 def _stacked(name: str, split: Any, column: str, how: Mapping[str, Any]) -> Tensor:
-    """Decode all images of a column."""
+    """Decode all images of a column to one tensor."""
     raw = (
         split.cast_column(column, _library().Image(decode=False))
         .with_format(None)

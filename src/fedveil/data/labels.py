@@ -1,4 +1,4 @@
-"""Checks of labels, clients and persons of examples; classes are numbered from 0 on without gaps."""
+"""Checks of labels, and numbering of clients and persons; classes are numbered from 0 without gaps."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,21 +28,21 @@ def count_classes(
     declared: int = 0,
     absent: Sequence[int] = (),
 ) -> int:
-    """Return the number of classes, if they are numbered 0, 1, 2, ... and each of them occurs.
+    """Return the number of classes, after checking that they are numbered 0, 1, 2, ... and each occurs.
 
     Parameters
     ----------
     labels : mapping of str to ndarray
-        Integers [N] or [N, H, W] of each part of a set (training, test), by the name a refusal gives it.
+        Integers [N] or [N, H, W] of each part of a set (training, test), by its name in refusals.
     declared : int
-        Number that the user declared; 0 for none.
+        Declared number of classes; 0 if none was declared.
     absent : sequence of int
         Classes declared to have no example here.
 
     Raises
     ------
     FieldError
-        For a class that is negative or beyond the declared ones (the text names part and row), or for missing classes.
+        For a negative class or one above the declared number (the text names part and row), or for missing classes.
     """
     if declared:
         require_count("data.classes", declared)
@@ -100,7 +100,7 @@ def classes_in(
 
 
 def require_roles(roles: Mapping[str, str]) -> None:
-    """Refuse a column with two roles; `roles` maps options to column names, some of them empty."""
+    """Refuse a column with two roles; `roles` maps each option to a column name (or "")."""
     taken: dict[str, str] = {}
     for option, name in roles.items():
         if not name:
@@ -121,17 +121,17 @@ def data_set(
     people: tuple[str, Ids] | tuple[str, Ids, Callable[[int], str]] | None = None,
     **known: Any,
 ) -> DataSet:
-    """Make a set from examples and labels, and those of its test half if it has one.
+    """Make a data set from examples and labels, with an optional test half.
 
     Parameters
     ----------
     halves : sequence of two Tensors
-        x and y to deal out, and of the test half.
+        x and y to distribute to clients; then, optionally, x and y of the test half.
     clients, people : tuple of str and sequence, optional
-        Natural client, and person, of each example to distribute. The first item is their name in refusals; an optional
-        last item is a function that names an example.
+        Natural client, and person, of each example to distribute. The first item is the name of these ids in refusals.
+        An optional last item is a function from an example's number to its name.
     **known
-        Further fields of the set.
+        Further fields of `DataSet`.
     """
     x, y = halves[0]
     if len(halves) > 1:
@@ -146,7 +146,7 @@ def data_set(
 
 
 def _by_row(name: str) -> Callable[[int], str]:
-    """Return the usual name of an example in a refusal."""
+    """Return a function that names an example ``name[row]`` in refusals."""
 
     def place(row: int) -> str:
         return f"{name}[{row}]"
@@ -160,31 +160,31 @@ def natural_clients(
     examples: int,
     place: Callable[[int], str] | None = None,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Number natural clients from one value an example.
+    """Number the natural clients from a value for each example.
 
     Parameters
     ----------
     name : str
-        Of the values, for a refusal.
+        Name of the values in refusals.
     values : sequence
         [N] numbers or texts; equal ones are one client.
     examples : int
-        N.
+        Number of examples, N.
     place : callable, optional
-        Name of example i, from 0 on, in a refusal; ``name[i]`` by default.
+        Function from an example's number (from 0) to its name in refusals; ``name[i]`` by default.
 
     Returns
     -------
     owner : Tensor
-        [N] int64.
+        [N] int64, number of each example's client.
     owners : tuple of str
-        The clients' names, in the order of the values.
+        Names of the clients, sorted; `owner` holds indices into them.
 
     Raises
     ------
     FieldError
-        For another length or kind of values, one that is missing, or two texts that differ by chance (``Ward 1`` and
-        ``ward 1``). A promise for clients is about all data of a client.
+        For values of another length or kind, or a missing value. Also for two texts that may mean one client (``Ward
+        1`` and ``ward 1``): a promise for clients must cover all data of a client.
     """
     if np.ma.is_masked(values):
         raise FieldError(
@@ -204,7 +204,7 @@ def natural_clients(
 
 
 def _require_sites(rows: dict[str, int], at: Callable[[int], str]) -> None:
-    """Refuse names of clients that are missing, rounded or spelt in two ways, and name the first row of each."""
+    """Refuse names of clients that are missing, rounded numbers, or spelt in two ways; `rows` is the first row of each."""
     for text, row in rows.items():
         if is_gap(text, vague=True):
             raise FieldError(
@@ -220,7 +220,7 @@ def _require_sites(rows: dict[str, int], at: Callable[[int], str]) -> None:
 
 
 def _site_form(text: str) -> Any:
-    """Return a site's name as `plain_form` has it, without accents, and with one form of umlauts."""
+    """Return a site's name without accidental differences (`plain_form`), accents and forms of umlauts."""
     plain = plain_form(text)
     if not isinstance(plain, str):
         return plain
@@ -234,30 +234,29 @@ def people_of(
     examples: int,
     place: Callable[[int], str] | None = None,
 ) -> Tensor:
-    """Number the persons of examples in the order of their first examples, so that numbers reveal nothing else.
+    """Number the persons from an id for each example, in the order of their first examples.
 
     Parameters
     ----------
     name : str
-        Of the values, for a refusal.
+        Name of the values in refusals.
     values : sequence
-        [N] whole numbers, or [N] texts; equal ones are one person. The ids themselves are not stored.
+        [N] integers or texts; equal ones are one person. The ids themselves are not stored.
     examples : int
-        N.
+        Number of examples, N.
     place : callable, optional
-        Name of example i, from 0 on, in a refusal; ``name[i]`` by default.
+        Function from an example's number (from 0) to its name in refusals; ``name[i]`` by default.
 
     Returns
     -------
     Tensor
-        [N] int64.
+        [N] int64, number of each example's person.
 
     Raises
     ------
     FieldError
-        For another length, an id that is missing, numbers beside texts, or texts that differ by chance: ``1`` and
-        ``"1"``, ``"7"`` and ``"007"``, ``"Ann"`` and ``"ann "`` may be one person, or two. No id is shown: it may be a
-        name.
+        For another length, a missing id, or both numbers and texts. Also for texts that may mean one person or two:
+        ``"7"`` and ``"007"``, ``"Ann"`` and ``"ann "``. No id is shown in the text, as it may be a name.
     """
     given = values.tolist() if hasattr(values, "tolist") else list(values)
     at = place or _by_row(name)
@@ -286,12 +285,12 @@ def people_of(
 
 
 def _is_nothing(value: Any) -> bool:
-    """Whether a value is None, NaN or another sign of a missing value in Python, NumPy or pandas."""
+    """Whether a value means missing in Python, NumPy or pandas: None, NaN, NA or NaT."""
     return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def _refuse(name: str, values: Array, bad: Array, accepted: str) -> None:
-    """Refuse labels if `bad` is true for any of them, naming the first such row."""
+    """Refuse labels if any of them is `bad`; the text names the first such row."""
     if bad.any():
         row, *_ = np.argwhere(bad)[0]
         raise FieldError(f"{name}[{row}]", int(values[bad][0]), accepted)

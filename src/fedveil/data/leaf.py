@@ -1,4 +1,4 @@
-"""Data in LEAF's form: JSON files of users, each with their own examples."""
+"""Data sets in the form of the LEAF benchmark: JSON files of users with their examples."""
 
 import json
 from collections.abc import Mapping
@@ -33,22 +33,23 @@ def load_leaf(
     Parameters
     ----------
     path : str or Path
-        Holds ``train`` and, where there is one, ``test``, or the files themselves: ``*.json`` as LEAF writes them, with
-        ``users`` and ``user_data`` (of each user ``x``, a list of numbers or flattened square images, and ``y``).
-        Examples of ``test`` go to the server.
+        Folder with ``train`` and optionally ``test``, or with the files themselves. Files are ``*.json`` as LEAF writes
+        them, with ``users`` and ``user_data`` (for each user ``x``, lists of numbers or flattened square images, and
+        ``y``). Examples of ``test`` go to the server.
     classes : int
         Number of classes; by default 62 for FEMNIST's 28x28 images, otherwise the largest label plus one.
     rotated : float
-        Probability that a user's images are turned by 90 degrees counter-clockwise; such clients need another model.
+        Probability with which all images of a user are turned by 90 degrees counter-clockwise. Such clients need
+        another model.
     rotation_seed : int
-        Seed of the choice of users.
+        Seed for the choice of these users.
 
     Raises
     ------
     FieldError
-        For a file or user that cannot be used; the text names it.
+        For an unusable file or user; the text names it.
     MissingDataError
-        If there is no such file.
+        If there is no file.
     """
     root = Path(path).expanduser()
     train = _read(root / "train" if (root / "train").is_dir() else root)
@@ -83,7 +84,7 @@ def load_leaf(
 
 
 def _read(folder: Path) -> dict[str, tuple[Array, Array]]:
-    """Read the examples of every user of a folder's files."""
+    """Read the examples of each user from a folder's files."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise MissingDataError(
@@ -116,7 +117,7 @@ def _examples(held: Mapping[str, Any]) -> tuple[Array, Array]:
 
 
 def _joined(half: Mapping[str, tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
-    """Join all rows; those of square pictures of at least 8x8 become images [n, 1, side, side]."""
+    """Join all users' rows; rows of square images of at least 8x8 become images [n, 1, side, side]."""
     x = np.concatenate([x for x, _ in half.values()])
     side = isqrt(x.shape[1])
     if side * side == x.shape[1] and side >= 8:
@@ -131,12 +132,12 @@ def _owners(half: Mapping[str, tuple[Array, Array]]) -> Array:
 
 
 def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
-    """Turn the images [n, ..., H, W] of some writers by 90 degrees counter-clockwise, in place.
+    """Turn the images [n, ..., H, W] of randomly chosen writers by 90 degrees counter-clockwise, in place.
 
     Raises
     ------
     FieldError
-        If `rotated` is no probability.
+        If `rotated` is not between 0 and 1.
     """
     require_unit_interval("data.rotated", rotated)
     chosen = [writer for writer in np.unique(writers).tolist() if coin(seed, writer) < rotated]
@@ -145,5 +146,5 @@ def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
 
 
 def coin(seed: int, writer: int | str) -> float:
-    """Draw from [0, 1) for a writer, whatever else is in the file."""
+    """Draw a number in [0, 1) for a writer; it depends only on the seed and the writer."""
     return keyed_seed("rotation", seed, writer) / (1 << 32)

@@ -1,4 +1,4 @@
-"""PyTorch's map-style data sets, from Python."""
+"""Data sets from PyTorch's map-style data sets."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,31 +32,31 @@ def from_torch(
     Parameters
     ----------
     dataset : torch.utils.data.Dataset
-        ``len`` and ``[i] -> (x, y)``: x a tensor, an array, or a PIL image (uint8 is scaled by 1/255); y a whole
-        number (a class), a floating-point target, or a tensor [H, W] of whole numbers (a class a pixel). Random
-        transforms are drawn once, now: leave them out.
+        Object with ``len`` and ``[i] -> (x, y)``. x is a tensor, an array, or a PIL image (uint8 is scaled by 1/255). y
+        is an integer (a class), a floating-point target, or an integer tensor [H, W] (a class for each pixel). Random
+        transforms would be drawn only once: leave them out.
     test : torch.utils.data.Dataset, optional
-        The server's test half.
+        Test half for the server.
     name : str
         Name in reports.
     classes : int or sequence of str
-        Number of classes or their names; by default one more than the largest label.
+        Number of classes, or their names; by default one more than the largest label.
     absent : sequence of int
         Classes that may have no example; any other missing class is refused.
     clients : sequence, optional
-        [N] numbers or texts: the natural client of each example.
+        [N] integers or texts: the natural client of each example.
     people : sequence, optional
-        [N] whole numbers or texts: the person whose example it is.
+        [N] integers or texts: the person of each example.
     channels : {"auto", "first", "last"}
-        Axis of the images' channels; "auto" means first in tensors, last in PIL images, and for arrays the same as in
+        Axis of the images' channels. "auto": the first for tensors, the last for PIL images, and for arrays as in
         `load_npz`.
     max_examples, max_gib
-        Most examples, and most memory in GiB once they are 4-byte numbers.
+        Most examples, and most memory in GiB (4 bytes for each number).
 
     Raises
     ------
     FieldError
-        Naming the index of an example that cannot be used.
+        For an unusable example; the text gives its index.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def from_torch(
 
 
 def _require_like(test: tuple[Tensor, Tensor], half: tuple[Tensor, Tensor]) -> None:
-    """Refuse a test half whose examples or labels are of another shape or type."""
+    """Refuse a test half with examples or labels of another shape or type."""
     x, y = half
     test_x, test_y = test
     same_labels = test_y.dtype == y.dtype and test_y.shape[1:] == y.shape[1:]
@@ -140,7 +140,7 @@ def _collect(
 
 
 def _channels_of(image: Any) -> str:
-    """Return the axis of an image's channels if its class determines it."""
+    """Return the axis of an image's channels ("first", "last"), or "auto" if its class does not determine it."""
     if isinstance(image, Tensor):
         return "first"
     is_pillow = hasattr(image, "getbands")
@@ -148,7 +148,7 @@ def _channels_of(image: Any) -> str:
 
 
 def _numbers(value: Any, field: str) -> Array:
-    """Return finite numbers, or whole ones."""
+    """Convert a value to an array; refuse numbers that are not finite."""
     numbers = (
         np.asarray(value.detach().cpu()) if isinstance(value, Tensor) else array_of(value, field)
     )
@@ -158,7 +158,7 @@ def _numbers(value: Any, field: str) -> Array:
 
 
 def _pair(where: str, example: Any) -> tuple[Array, Array]:
-    """Return the numbers of an example and of its label."""
+    """Convert an example and its label to arrays."""
     inputs, label = pair_of(example, where)
     x = _numbers(inputs, f"{where}, x")
     y = _numbers(label, f"{where}, y")

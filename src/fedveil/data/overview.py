@@ -1,4 +1,4 @@
-"""Tables of the data that each client holds, and warnings about them before a run."""
+"""Overview of the data that each client has, with warnings before a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ _NAMED = 5  # clients or classes that a line lists by name
 
 @dataclass(frozen=True)
 class Holding:
-    """Examples of one client, training and held-out ones together unless said otherwise.
+    """Summary of one client's examples; training and held-out ones count together.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Holding:
     mean, deviation : float or None
         Mean and standard deviation of the first target of a regression; None without an example.
     notes : tuple of str
-        Unusual facts: "empty", "one example", "lacks class 3".
+        Unusual facts, such as "empty", "one example", "lacks class 3".
     """
 
     name: str
@@ -40,15 +40,14 @@ class Holding:
 
     @property
     def present(self) -> int:
-        """Classes with at least one example."""
+        """Number of classes with at least one example."""
         return len(self.counts) - self.counts.count(0)
 
 
 def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
-    """Return the holding of each client, in order.
+    """Summarise the data of each client, in order.
 
-    These are facts about private data. A table of them is for the experimenter only; no release of a federation covers
-    it.
+    These are facts about private data, for the experimenter only. No privacy promise covers them.
     """
     found: list[Holding] = []
     for client in clients:
@@ -75,7 +74,7 @@ def warnings_of(holdings: Sequence[Holding], dataset: DataSet) -> list[str]:
 
 
 def _left_out(holdings: Sequence[Holding], dataset: DataSet) -> str:
-    """Return a text about natural clients that take no part, with their numbers of examples."""
+    """Describe natural clients that take no part, with their numbers of examples; "" if there are none."""
     taking_part = {holding.name for holding in holdings}
     gone = [i for i, name in enumerate(dataset.owners) if name not in taking_part]
     if not gone or dataset.owner is None:
@@ -87,7 +86,7 @@ def _left_out(holdings: Sequence[Holding], dataset: DataSet) -> str:
 
 
 def oddities(clients: Sequence[ClientData]) -> list[str]:
-    """Return a line for each kind of unusual client, whatever the data set is."""
+    """Return a line for each kind of unusual client, without knowledge of the data set."""
     highest = -1
     for client in clients:
         if client.examples and not client.y.is_floating_point():
@@ -103,7 +102,7 @@ def oddities(clients: Sequence[ClientData]) -> list[str]:
 
 
 def _odd(holdings: Sequence[Holding], several: bool = True) -> list[str]:
-    """Return a line (or "") for each kind: a single client; clients without examples, with one, or with one class only."""
+    """Return a line (or "") for each kind: a single client; clients without examples, with one example, with one class."""
     alone = (
         "one client: its model is the aggregate, and no other client hides it"
         if len(holdings) == 1
@@ -136,7 +135,7 @@ def _all_labels(client: ClientData) -> Tensor:
 
 
 def _holding(client: ClientData, y: Tensor, classes: int, name: str) -> Holding:
-    """Return the holding of a client with labels y [N, ...]."""
+    """Summarise a client with labels y [N, ...]."""
     own = Holding(name, client.examples, client.held_out)
     if classes and not y.is_floating_point():
         counts = torch.bincount(y[y >= 0], minlength=classes)
@@ -167,7 +166,7 @@ def _notes(own: Holding, dataset: DataSet) -> tuple[str, ...]:
 
 
 def _line(holdings: Sequence[Holding], chosen: Sequence[Holding], text: str) -> str:
-    """Return a text with the number of clients of a kind and some of their names."""
+    """Make a line with the number of chosen clients and some of their names; "" if there are none."""
     if not chosen:
         return ""
     names = _some([holding.name for holding in chosen])

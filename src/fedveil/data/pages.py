@@ -1,8 +1,8 @@
-"""Pages of a folder and the marks in them: images and masks, T-SROIE's own files, or DocTamper's.
+"""Pages of a folder with marks of forgeries: images and masks, T-SROIE's own files, or DocTamper's.
 
-T-SROIE is a folder of receipts and a JSON file of COCO's form with outlines of their words. `images` have `id` and
+T-SROIE is a folder of receipts and a JSON file in COCO's form with outlines of their words. `images` have `id` and
 `file_name`. `annotations` have `image_id`, `category_id` (2 for a forged word) and `segmentation`: four corners x, y in
-pixels; other outlines of COCO's are read, too.
+pixels; COCO's other forms of outlines are read, too.
 """
 
 import json
@@ -32,7 +32,7 @@ LEAST = 6  # pixels: smaller boxes of text hold nothing to forge
 
 @dataclass(frozen=True)
 class Box:
-    """Rectangle of pixels with the text in it; bottom and right are exclusive."""
+    """Rectangle of pixels, with the text in it; bottom and right are exclusive."""
 
     top: int
     left: int
@@ -56,20 +56,20 @@ class Box:
         return self.height >= LEAST and self.width >= LEAST
 
     def cut(self, page: Grey) -> Grey:
-        """Return the pixels inside."""
+        """Return the pixels of a page inside the box."""
         return page[self.top : self.bottom, self.left : self.right]
 
 
 @dataclass(frozen=True)
 class Document:
-    """Page of a document: its name, a function that reads image and mask, and a mask of each sensitive kind, if any."""
+    """Page of a document: its name, a function that reads image and mask, and masks of sensitive kinds."""
 
     name: str
     read: Callable[[int], tuple[Grey, Grey]]  # of a page with at most so many pixels
     sensitive: tuple[Mark | None, ...] = ()
 
     def bits(self, shape: tuple[int, int], most: int) -> Grey:
-        """Return [H, W] in which bit j of a pixel is set if sensitive kind j is there."""
+        """Return the sensitive kinds of each pixel as bits [H, W]: bit j is set if kind j is there."""
         bits = np.zeros(shape, dtype=np.uint8)
         for j, mark in enumerate(self.sensitive):
             if mark is not None:
@@ -79,12 +79,12 @@ class Document:
 
 
 def documents_of(folder: Path) -> list[Document]:
-    """List all documents of one half, none of them read yet.
+    """List the documents of one half without reading them.
 
     Raises
     ------
     FieldError
-        Naming the file or folder that is missing or of no known form.
+        For a missing or unknown file or folder; the text names it.
     """
     if (folder / "data.mdb").is_file():
         return list(_stored(folder))
@@ -94,7 +94,7 @@ def documents_of(folder: Path) -> list[Document]:
 
 
 def _pairs(folder: Path) -> Iterator[Document]:
-    """Yield the documents of a folder of images and one of masks."""
+    """Yield the documents of a folder with ``images`` and ``masks``."""
     for part in ("images", "masks"):
         if not (folder / part).is_dir():
             raise MissingDataError(
@@ -115,7 +115,7 @@ def _pairs(folder: Path) -> Iterator[Document]:
 
 
 def _outlined(folder: Path, file: Path) -> Iterator[Document]:
-    """Yield the documents that the JSON file names."""
+    """Yield the documents that a JSON file lists."""
     outlines = forged(file)
     kinds = _kinds_for(folder, {Path(name).stem for name in outlines})
     for name, own in sorted(outlines.items()):
@@ -127,12 +127,12 @@ def _outlined(folder: Path, file: Path) -> Iterator[Document]:
 
 
 def _sensitive(kinds: Mapping[str, Mapping[str, Mark]], name: str) -> tuple[Mark | None, ...]:
-    """Return the mask of each sensitive kind in a document of that name."""
+    """Return the mask of each sensitive kind for a document; None for a kind without one."""
     return tuple(marked.get(name) for marked in kinds.values())
 
 
 def _kinds_for(folder: Path, names: Collection[str]) -> dict[str, Mapping[str, Mark]]:
-    """Return the sensitive kinds of a folder; refuse a mask of no document."""
+    """Return the sensitive kinds of a folder; refuse a mask without a document."""
     kinds = kinds_of(folder)
     for kind, marked in kinds.items():
         for name in marked:
@@ -148,7 +148,7 @@ def _by_name(folder: Path) -> dict[str, Path]:
 
 
 def kinds_of(folder: Path) -> dict[str, Mapping[str, Mark]]:
-    """Return sensitive marks by kind and document: masks of a folder ``KIND``, or the boxes of ``KIND.json``."""
+    """Return sensitive marks by kind and document, from masks in a folder ``KIND`` or boxes in ``KIND.json``."""
     place = folder / "sensitive"
     sources = [
         source for source in sorted(place.glob("*")) if source.is_dir() or source.suffix == ".json"
@@ -165,7 +165,7 @@ def kinds_of(folder: Path) -> dict[str, Mapping[str, Mark]]:
 
 
 def _outlines_by_name(file: Path) -> dict[str, list[Outline]]:
-    """Return the outlines of a file's boxes, by image."""
+    """Return the outlines of the boxes in a JSON file, by image."""
     outlines: dict[str, list[Outline]] = {}
     for name, boxes in read_boxes(file).items():
         own: list[Outline] = []
@@ -180,7 +180,7 @@ def _outlines_by_name(file: Path) -> dict[str, list[Outline]]:
 
 
 def _outline_of(box: Box) -> Outline:
-    """Return the corners of a box, its last pixels included."""
+    """Return the four corner pixels of a box."""
     right = box.right - 1
     bottom = box.bottom - 1
     return np.array([(box.left, box.top), (right, box.top), (right, bottom), (box.left, bottom)])
@@ -189,12 +189,12 @@ def _outline_of(box: Box) -> Outline:
 def read_boxes(file: Path) -> dict[str, list[Box]]:
     """Read boxes by image, from JSON such as ``{"a.png": [[left, top, right, bottom], ...]}``.
 
-    A fifth item of a box is its text.
+    An optional fifth item of a box is its text.
 
     Raises
     ------
     FieldError
-        Naming the file, if it is damaged or of another form.
+        For a file that is damaged or of another form; the text names it.
     """
     try:
         content: Mapping[str, Sequence[Sequence[Any]]] = json.loads(file.read_bytes())
@@ -211,7 +211,7 @@ def read_boxes(file: Path) -> dict[str, list[Box]]:
 
 
 def _stored(folder: Path) -> Iterator[Document]:
-    """Yield DocTamper's pages: an LMDB with ``num-samples``, ``image-000000000`` (JPEG), ``label-000000000`` (PNG)."""
+    """Yield DocTamper's pages from an LMDB with ``num-samples``, ``image-000000000`` (JPEG), ``label-000000000`` (PNG)."""
     if (folder / "sensitive").exists():
         accepted = "cannot belong to DocTamper's data.mdb, whose pages have no names: lay them out as images and masks"
         raise FieldError(str(folder / "sensitive"), "a folder of masks", accepted)
@@ -247,7 +247,7 @@ def _read(name: str, image: Path | bytes, mask: Mark, most: int) -> tuple[Grey, 
 
 
 def _marked(name: str, mark: Mark, shape: tuple[int, int], most: int) -> Grey:
-    """Return [H, W]: 1 where something is marked."""
+    """Convert a mask or outlines to [H, W]: 1 where something is marked, else 0."""
     if isinstance(mark, list):
         return filled(name, mark, shape)
     pixels = decode(name, mark, mode="grey", max_pixels=most)
@@ -257,12 +257,12 @@ def _marked(name: str, mark: Mark, shape: tuple[int, int], most: int) -> Grey:
 
 
 def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
-    """Yield name and pixels [H, W] of a page, or of the pages in a folder or in its ``images``, by name.
+    """Yield name and pixels [H, W] of one page, or of all pages in a folder (or its ``images``), sorted by name.
 
     Raises
     ------
     MissingDataError, FieldError
-        If there are none, two have one name but for the suffix, or one cannot be read.
+        If there are no pages, two differ only in the suffix, or one cannot be read.
     """
     within = path / "images" if (path / "images").is_dir() else path
     files = [path]
@@ -289,7 +289,7 @@ def _grey(name: str, source: Path | bytes, most: int) -> Grey:
 
 
 def outlined_by(folder: Path) -> Path | None:
-    """Return the JSON file beside a folder of images that has the folder's name as a word; None without one."""
+    """Return the JSON file next to a folder of images that has the folder's name in its own; None without one."""
     named: list[Path] = []
     for file in sorted(folder.parent.glob("*.json")):
         words = re.split(r"[^A-Za-z]+", file.stem)
@@ -307,7 +307,7 @@ def forged(file: Path) -> dict[str, list[Outline]]:
     Raises
     ------
     FieldError
-        Naming the file, if it is damaged, of another form, or says of nothing that it is forged.
+        For a file that is damaged, of another form, or without any forged word; the text names it.
     """
     try:
         content = json.loads(file.read_bytes())
@@ -335,12 +335,12 @@ def filled(
     outlines: Sequence[Outline],
     shape: tuple[int, int],
 ) -> NDArray[np.uint8]:
-    """Return [H, W]: 1 inside the outlines and on them.
+    """Fill outlines: return [H, W] with 1 inside and on them, else 0.
 
     Raises
     ------
     FieldError
-        Naming the image, if an outline lies outside it.
+        If an outline lies outside the image; the text names the image.
     """
     height, width = shape
     mask = pillow().new("L", (width, height))
@@ -358,7 +358,7 @@ def filled(
 
 
 def _outlines(segmentation: Any) -> list[Outline]:
-    """Return outlines from x, y, x, y and so on; pairs; or a list of either."""
+    """Read outlines from a flat list x, y, x, y, ..., from pairs, or from a list of either."""
     several = isinstance(segmentation[0], list) and len(segmentation[0]) != 2
     parts = segmentation if several else [segmentation]
     outlines: list[Outline] = []

@@ -1,8 +1,8 @@
-"""Image features learned without labels on public images: distances to the commonest whitened patches.
+"""Image features learned without labels on public images: distances to common whitened patches.
 
 Source: Coates, Ng and Lee (2011), "An analysis of single-layer networks in unsupervised feature learning". Patches are
-normalised and whitened, and k-means finds k of them. A pixel's feature j is how much nearer than average its patch is
-to centre j; features are averaged over the quarters of the image. A private image influences only its own features.
+normalised and whitened, and k-means finds k of them. Feature j of a pixel is how much nearer than average its patch is
+to centre j. Features are averaged over the quarters of the image. A private image influences only its own features.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ SAMPLED, AT_ONCE = 40_000, 128
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """Learned centres, and the scale of the features on the public images.
+    """Features from learned patches: centres, and scale of the features on the public images.
 
     Attributes
     ----------
     mean : Tensor
-        [p], of normalised patches.
+        [p], mean of normalised patches.
     whiten : Tensor
-        [p, p].
+        [p, p], matrix that whitens patches.
     centres : Tensor
-        [k, p].
+        [k, p], centres of whitened patches.
     shift, scale : Tensor
         [4k], mean and deviation of the public images' features.
     directions : Tensor or None
-        [4k, m], on which features are projected.
+        [4k, m], directions on which features are projected; None: no projection.
     """
 
     mean: Tensor
@@ -50,9 +50,9 @@ class Patches:
     directions: Tensor | None = None
 
     def features(self, images: Tensor) -> Tensor:
-        """Return features [N, 4k or m] of images [N, channels, height, width].
+        """Compute features [N, 4k or m] of images [N, channels, height, width].
 
-        Each is of length `LENGTH`, which bounds gradients.
+        Each example's features have length `LENGTH`, which bounds gradients.
         """
         scaled = F.normalize((self._pooled(images) - self.shift) / self.scale, dim=1)
         if self.directions is not None:
@@ -86,7 +86,7 @@ class Patches:
         return replace(self, directions=basis)
 
     def _pooled(self, images: Tensor) -> Tensor:
-        """Return the means over the quarters of images, [N, 4k]."""
+        """Return the mean features over the quarters of images, [N, 4k]."""
         pooled: list[Tensor] = []
         rows = images.shape[2] - SIZE + 1
         for part in torch.split(images, AT_ONCE):
@@ -142,7 +142,7 @@ def dictionary(
 
 
 def nearer(windows: Tensor, centres: Tensor) -> Tensor:
-    """Return how much nearer than average whitened windows [..., N, p] are to each centre, at least 0: [..., N, k]."""
+    """Return how much nearer than average whitened windows [..., N, p] are to each centre (at least 0), [..., N, k]."""
     own = windows.square().sum(2, keepdim=True)
     lengths = centres.square().sum(1)
     squares = own - 2 * windows @ centres.T + lengths
@@ -151,7 +151,7 @@ def nearer(windows: Tensor, centres: Tensor) -> Tensor:
 
 
 def _normal(patches: Tensor) -> Tensor:
-    """Give each patch mean 0 and variance 1, nearly."""
+    """Give each patch mean 0 and variance of about 1."""
     centred = patches - patches.mean(-1, keepdim=True)
     variance = centred.square().sum(-1, keepdim=True) / (centred.shape[-1] - 1)
     return centred / (variance + 1e-3).sqrt()
@@ -159,14 +159,14 @@ def _normal(patches: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RingFeatures:
-    """Learned centres for windows of each size, and the whitening of the features on the public images.
+    """Features from learned windows of several sizes, averaged over rings: centres, and whitening on the public images.
 
     Attributes
     ----------
     sizes : tuple of int
         Edges of the windows, in pixels.
     learned : tuple of (mean, whiten, centres)
-        For each size.
+        Parameters of `dictionary` for each size.
     shift, scale : Tensor
         [f], mean and deviation of the public images' features.
     directions : Tensor
@@ -180,7 +180,7 @@ class RingFeatures:
     directions: Tensor
 
     def features(self, images: Tensor) -> Tensor:
-        """Return features [N, components] of images [N, channels, height, width], each of length `LENGTH`."""
+        """Compute features [N, components] of images [N, channels, height, width]; each example's have length `LENGTH`."""
         parts = [self._of(part) for part in torch.split(images, AT_ONCE)]
         if not parts:
             return images.new_zeros(0, self.directions.shape[1])
@@ -199,25 +199,25 @@ def learn_rings(
     components: int,
     seed: int,
 ) -> RingFeatures:
-    """Learn `count` centres for each window size, and a whitening, on public images [N, channels, height, width].
+    """Learn ring features on public images: centres for each window size, and a whitening.
 
     Parameters
     ----------
     images : Tensor
-        Public images, pixels in [0, 1].
+        [N, channels, height, width], public images with pixels in [0, 1].
     count : int
         Number of centres for each size.
     sizes : sequence of int
         Edges of the windows, in pixels.
     components : int
-        Number of features that are kept, those with the largest variance on the public images.
+        Number of features kept: those with the largest variance on the public images.
     seed : int
         Seed of the drawn windows and of k-means.
 
     Raises
     ------
     FieldError
-        For images too small for a window and four rings, or too few of them for so many components.
+        If images are too small for a window and four rings, or too few for this number of components.
     """
     count = require_count("patches", count)
     components = require_count("components", components)
@@ -254,7 +254,7 @@ def learn_rings(
 
 
 def _drawn(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Draw windows of random images at random places, [SAMPLED, p]."""
+    """Draw windows at random places of random images, [SAMPLED, p]."""
     height = images.shape[2] - size + 1
     width = images.shape[3] - size + 1
     places = height * width  # of one image
@@ -270,7 +270,7 @@ def _pooled(
     sizes: Sequence[int],
     learned: Sequence[tuple[Tensor, Tensor, Tensor]],
 ) -> Tensor:
-    """Return square roots of the means over each ring, [N, rings x centres of all sizes]."""
+    """Return the square roots of the mean features over each ring, [N, rings x centres of all sizes]."""
     pooled: list[Tensor] = []
     for size, (mean, whiten, centres) in zip(sizes, learned, strict=True):
         windows = F.unfold(images, size).transpose(1, 2)
@@ -281,7 +281,7 @@ def _pooled(
 
 
 def _rings(height: int, width: int) -> Tensor:
-    """Return weights [rings, height x width] that average over a disc, two rings, and the corners with the rest."""
+    """Return weights [rings, height x width] for averages over a disc, two rings, and the corners with the rest."""
     y = _from_centre(height)
     x = _from_centre(width)
     radius = (y[:, None] ** 2 + x**2).sqrt().flatten()
@@ -292,5 +292,5 @@ def _rings(height: int, width: int) -> Tensor:
 
 
 def _from_centre(side: int) -> Tensor:
-    """Return the distance of each pixel from the middle of a side, in halves of it."""
+    """Return the distance of each pixel from the middle of an axis; 1 is half the axis."""
     return (torch.arange(side) - (side - 1) / 2) / (side / 2)

@@ -1,4 +1,4 @@
-"""One image file as an array, decoded by Pillow within bounds."""
+"""Decoding of image files to arrays by Pillow, with limits on their size."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -40,22 +40,23 @@ def decode(
     size: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> Array:
-    """Decode one image.
+    """Decode one image file to an array.
 
     Parameters
     ----------
     name : str
         Name of the file, for refusals.
     source : Path or bytes
-        The file, or its content.
+        Path of the file, or its content.
     mode : {"auto", "grey", "rgb"}
-        Target of the conversion. "auto" takes 8-bit and 16-bit grey and RGB as they are, a palette as the greys or
-        colours it stands for, and refuses anything else (CMYK, floating point). An opaque alpha channel is dropped.
-        Each mode refuses pictures that are transparent in places, and colours of 16 bits.
+        Mode to which the image is converted. "auto" keeps 8-bit and 16-bit grey and RGB, replaces a palette by its
+        greys or colours, and refuses anything else (CMYK, floating point). An opaque alpha channel is dropped. Every
+        mode refuses transparent pixels and 16-bit colours.
     size : tuple of int, optional
-        (height, width) to resize to: by the mean of the pixels when it shrinks (box filter), bilinear when it grows.
+        (height, width) to which the image is resized: by means of pixels (box filter) if it shrinks, bilinear if it
+        grows.
     max_pixels : int
-        Most pixels to which a file may unpack; checked in its header before decoding.
+        Most pixels of the image; checked in the header before decoding.
 
     Returns
     -------
@@ -104,7 +105,7 @@ def _dicom_image(name: str, stream: Path | BytesIO, max_pixels: int) -> "Image":
 
 
 def _plain_image(name: str, stream: Path | BytesIO, max_pixels: int) -> "Image":
-    """Read the image of any other file, turned upright."""
+    """Read the image of any other file, turned upright by its EXIF orientation."""
     module = pillow()
     with warnings.catch_warnings():
         warnings.simplefilter("error", module.DecompressionBombWarning)
@@ -130,25 +131,25 @@ def stack(
     max_bytes: float,
     **options: Any,
 ) -> Array:
-    """Decode `count` images by name, [N, H, W] or [N, H, W, 3], all like the one that `like` names.
+    """Decode N images of the same size and mode to one array, [N, H, W] or [N, H, W, 3].
 
     Parameters
     ----------
     sources : iterable of str and (Path or bytes)
-        The images.
+        Names and images.
     count : int
-        N.
+        Number of images, N.
     like : str and (Path or bytes)
-        The image that all others must be like.
+        Name and image whose size and mode all others must have.
     max_bytes : float
-        Of one decoded image, at 4 a number.
+        Most memory in bytes of all decoded images (4 bytes for each number).
     **options
         ``mode``, ``size`` and ``max_pixels`` of `decode`.
 
     Raises
     ------
     FieldError
-        For an image that differs (the text names it), or if all take more memory than is allowed.
+        For an image of another size or mode (the text names it), or if the images exceed `max_bytes`.
     """
     first = decode(*like, **options)
     if first.size * 4 > max_bytes:
@@ -170,7 +171,7 @@ def stack(
 
 
 def size_of(size: Sequence[int]) -> tuple[int, int] | None:
-    """Return (height, width) from an option ``size``; None where it is empty."""
+    """Return (height, width) from an option ``size``; None if it is empty."""
     accepted = "must be [height, width] in pixels"
     if not isinstance(size, Sequence) or isinstance(size, str):
         raise FieldError("data.size", size, accepted)
@@ -193,7 +194,7 @@ def pillow() -> Any:
 
 
 def _shape(values: Array) -> str:
-    """Return size and kind of a decoded image as text."""
+    """Describe size and mode of a decoded image."""
     height, width = values.shape[:2]
     colour = "RGB" if values.ndim == 3 else "grey"
     bits = " 16-bit" if values.dtype == np.float32 else ""
@@ -201,7 +202,7 @@ def _shape(values: Array) -> str:
 
 
 def _upright(image: "Image") -> "Image":
-    """Turn an image by its EXIF orientation, which cameras and scanners write and viewers follow."""
+    """Turn an image by its EXIF orientation, as viewers do."""
     image.load()  # Pillow turns TIFF files while it loads them, and takes the tag out
     turned: Image = optional(
         "PIL.ImageOps", "decoding images needs Pillow", '"fedveil[data]"'
@@ -210,9 +211,9 @@ def _upright(image: "Image") -> "Image":
 
 
 def _refuse_unread(name: str, image: "Image") -> None:
-    """Refuse pictures that Pillow silently reads in another way than a viewer.
+    """Refuse images that Pillow silently reads differently from viewers.
 
-    These are transparent colours, colours of 16 bits (it reads 8), and grey of fewer bits or from white to black.
+    These are transparent colours, 16-bit colours (it reads 8 bits), grey with fewer bits, and inverted grey.
     """
     stored = str(getattr(image, "tile", ()))  # how the file's pixels are packed, as "RGB;16B"
     if not image.mode.startswith("I;16") and ";16" in stored:
@@ -238,7 +239,7 @@ def _pixels(
     mode: str,
     size: tuple[int, int] | None,
 ) -> Array:
-    """Return the pixels of an image in its mode and size."""
+    """Return the pixels of an image, converted to the mode and resized."""
     deep = image.mode.startswith("I;16")
     if deep and mode == "rgb":
         raise FieldError(
@@ -266,7 +267,7 @@ def _pixels(
 
 
 def _converted(name: str, image: "Image", mode: str) -> "Image":
-    """Return an image of 8 bits as grey or RGB."""
+    """Convert an 8-bit image to grey or RGB."""
     if mode != "auto":
         return image.convert("L" if mode == "grey" else "RGB")
     if image.mode == "P":

@@ -1,4 +1,4 @@
-"""Part of a table, column by column; its values are checked, and a refusal names the row."""
+"""Rows of a table, read column by column; each value is checked, and a refusal names its row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """Part of a table (training or test).
+    """Rows of a table (its training or test part).
 
     Attributes
     ----------
@@ -37,11 +37,11 @@ class Rows:
     frame : DataFrame
         Values of the rows.
     style : Style
-        Form of numbers in the texts.
+        How numbers are written in texts.
     index : tuple of str
-        Columns that pandas wrote to number the rows; they are inputs only if they are named as inputs.
+        Columns in which pandas numbered the rows; they are inputs only if they are named as inputs.
     lines : bool
-        Whether row i is in line i + 1 of the file.
+        Whether row i (from 1) is in line i + 1 of the file.
     """
 
     file: str
@@ -51,7 +51,7 @@ class Rows:
     lines: bool = False
 
     def where(self, column: str, row: int) -> str:
-        """Return the name of a value in a refusal."""
+        """Return the name of a value's place in refusals."""
         line = f" (line {row + 2})" if self.lines else ""
         return f"{self.file}, row {row + 1}{line}, column {column}"
 
@@ -69,12 +69,12 @@ class Rows:
         shown: Callable[[int], Any],
         accepted: str,
     ) -> None:
-        """Refuse a column if `bad` [N] is true for any row, naming the first such row and showing its value."""
+        """Refuse a column if `bad` [N] is true for any row; the text names the first such row and its value."""
         for row in np.flatnonzero(bad)[:1].tolist():
             raise FieldError(self.where(column, row), shown(row), accepted)
 
     def shown(self, column: str, row: int) -> str | None:
-        """Return the value as shown in a refusal; None for a missing one."""
+        """Return a value as it is shown in refusals; None for a missing one."""
         value = self.frame[column].iloc[row]
         if isinstance(value, Real) and value == value:
             return str(value)
@@ -85,7 +85,7 @@ class Rows:
         column: str,
         missing: NDArray[np.bool_] | None = None,
     ) -> "pandas.Series[Any]":
-        """Return the values of a column; refuse a gap."""
+        """Return the values of a column; refuse a missing value."""
         values = self.frame[column]
         if missing is None:
             missing = missing_of(values)
@@ -98,7 +98,7 @@ class Rows:
         return values
 
     def sites(self, column: str) -> NDArray[np.str_]:
-        """Return the site of each row [N]."""
+        """Return the name of each row's site (client) [N]; refuse a missing one."""
         values = self.frame[column]
         missing = missing_of(values, vague=True)
         accepted = (
@@ -109,7 +109,7 @@ class Rows:
         return names
 
     def numbers(self, column: str, gap: Gap | None = None) -> NDArray[np.float64]:
-        """Return the finite numbers of a column; NaN where a value is missing, if `gap` replaces it."""
+        """Return the numbers of a column [N]; a missing value becomes NaN if `gap` replaces it, else it is refused."""
         values = self.frame[column]
         sort = sort_of(values)
         if sort in ("times", "other"):
@@ -141,7 +141,7 @@ class Rows:
         outside: str,
         gap: Gap | None = None,
     ) -> NDArray[np.float64]:
-        """Return the numbers of a column, in their order; numbers outside [low, high] are refused or clipped."""
+        """Return the numbers of a column [N]; numbers outside [low, high] are refused or clipped."""
         values = self.numbers(column, gap)
         if outside == "clip":
             return np.clip(values, low, high)
@@ -157,7 +157,7 @@ class Rows:
         accepted: Sequence[str],
         gap: Gap | None = None,
     ) -> NDArray[np.int64]:
-        """Return the place of each text of a column among the accepted ones, [N]; -1 where `gap` replaces it."""
+        """Return the index of each text among the accepted ones [N]; -1 for a missing value if `gap` replaces it."""
         values = self.frame[column]
         texts = texts_of(values)
         places = {text: i for i, text in enumerate(accepted)}

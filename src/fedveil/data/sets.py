@@ -1,4 +1,4 @@
-"""Data sets once they are loaded, and the refusal of a missing one."""
+"""Loaded data sets, the folders that are searched for them, and the refusal of a missing one."""
 
 import os
 import zipfile
@@ -15,22 +15,23 @@ if TYPE_CHECKING:  # sets are listed without PyTorch, which takes seconds to loa
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DataSet:
-    """Examples in memory, with facts about them.
+    """Data set in memory: examples, labels, and facts about them.
 
     Attributes
     ----------
     name : str
-        Name among the sources.
+        Name in the registry of sources.
     x : Tensor
         [N, *input_shape], float32.
     y : Tensor
-        int64 classes from 0 on, [N] or one a pixel [N, H, W]; or [N, ...] float32 targets (then `classes` is 0).
+        int64 classes from 0 on, one for each example [N] or each pixel [N, H, W]; or float32 targets [N, ...] (then
+        `classes` is 0).
     test_x, test_y : Tensor or None
         Test half of the set, for the server; None without one.
     classes : int
         Number of classes.
     counted : bool
-        Whether that number was counted from the labels, so that a single record may change it.
+        Whether the number of classes was counted from the labels. A single record may then change it.
     class_names : tuple of str
         One name for each class, or empty.
     owner : Tensor or None
@@ -39,9 +40,8 @@ class DataSet:
         Names of the natural clients; `owner` holds indices into them.
     group : Tensor or None
         [N] int64, group of each example, such as the tiles of a document or the slices of a person. A group goes to one
-        client; with natural clients, each gets the examples that it holds. At a client a group is either in the
-        training part or in the held-out part. ``unit = "person"`` protects groups. None: every example is its own
-        group.
+        client; a natural client keeps its own examples of a group. At a client a group is either in the training part
+        or in the held-out part. ``unit = "person"`` protects groups. None: every example is its own group.
     attributes : mapping of str to Tensor
         Public facts about the natural clients, float64 [len(owners)] each, e.g. the place of a hospital.
     local_columns : tuple of int
@@ -49,12 +49,12 @@ class DataSet:
     regions : Tensor or None
         [N, H, W] uint8, sensitive pixels of each image: bit j of a pixel stands for `region_names[j]`.
     region_names : tuple of str
-        At most 8 kinds.
+        Names of the sensitive kinds, at most 8.
     inputs : mapping
-        Constants by which a row or picture of a file becomes an example, as plain values. They are declared, and depend
-        on no data. Empty if the set has no such file.
+        Declared constants that turn a row or image of a file into an example, as plain values. They depend on no data.
+        Empty if the set has no such file.
     note : str
-        Caveat that a report must print beside figures from this set.
+        Caveat that a report prints with figures from this set.
     licence : str
         Licence of the data.
     """
@@ -92,7 +92,7 @@ class DataSet:
 
     @property
     def task(self) -> str:
-        """``"classification"``, ``"segmentation"`` (a class a pixel) or ``"regression"``."""
+        """``"classification"``, ``"segmentation"`` (a class for each pixel) or ``"regression"``."""
         if not self.classes:
             return "regression"
         return "classification" if self.y.dim() == 1 else "segmentation"
@@ -102,7 +102,7 @@ class DataSet:
         return self.class_names or tuple(map(str, range(self.classes)))
 
     def take(self, rows: "Tensor") -> "DataSet":
-        """Return the same set with only some examples to distribute; the test half is unchanged."""
+        """Return a copy with only some of the examples to distribute; the test half is unchanged."""
 
         def taken(values: "Tensor | None") -> "Tensor | None":
             return None if values is None else values[rows]
@@ -117,12 +117,12 @@ class DataSet:
         )
 
     def sensitive(self, kinds: Sequence[str]) -> "Tensor":
-        """Return the pixels that show one of these kinds, bool [N, H, W].
+        """Return a mask of the pixels that show one of these kinds, bool [N, H, W].
 
         Raises
         ------
         FieldError
-            For a kind that the set does not know.
+            For a kind that is not in `region_names`.
         """
         if self.regions is None:
             raise FieldError(
@@ -139,12 +139,12 @@ class DataSet:
 
 
 def with_positive(dataset: DataSet, positive: str) -> DataSet:
-    """Return the same set with the positive one of two classes as class 1; if it was class 0, both are exchanged.
+    """Return a data set of two classes with the named one as class 1; if it was class 0, both are exchanged.
 
     Raises
     ------
     FieldError
-        If there are not two classes, or none has this name.
+        If there are not two classes, or neither has this name.
     """
     names = dataset.names()
     if dataset.classes != 2:
@@ -162,12 +162,12 @@ def with_positive(dataset: DataSet, positive: str) -> DataSet:
 
 
 def own_scale(x: "Tensor", columns: tuple[int, ...], reference: "Tensor") -> "Tensor":
-    """Standardise columns of `x` by the means and deviations of one party's own rows.
+    """Standardise columns by the means and deviations of one party's own rows.
 
     Parameters
     ----------
     x : Tensor
-        [N, F].
+        [N, F], rows to standardise.
     columns : tuple of int
         Numbers of the columns; without any, `x` itself is returned.
     reference : Tensor
@@ -198,11 +198,11 @@ ALZHEIMER_OFFICIAL = (
 
 
 class MissingDataError(FieldError):
-    """Refusal of a data set that is not on this machine; the text tells where to get it."""
+    """Refusal of a data set that is not on this machine; the text says where to get it."""
 
 
 def data_folders() -> list[Path]:
-    """Return the folders that are searched: that of FEDVEIL_DATA, or ``../shared/data`` beside the checkout."""
+    """Return the folders that are searched for data: FEDVEIL_DATA, or ``../shared/data`` relative to the checkout."""
     named = os.environ.get("FEDVEIL_DATA")
     if named:
         return [Path(named).expanduser()]
@@ -213,7 +213,7 @@ def data_folders() -> list[Path]:
 
 
 def find(file: str) -> Path | None:
-    """Return the path of a real data file, or None where it is absent."""
+    """Return the path of a data file; None if it is on no searched folder."""
     for folder in data_folders():
         if (folder / file).is_file():
             return folder / file
@@ -221,12 +221,12 @@ def find(file: str) -> Path | None:
 
 
 def locate(name: str, file: str, official: str) -> Path:
-    """Return the path of a real data file.
+    """Return the path of a data file, or refuse if it is missing.
 
     Raises
     ------
     MissingDataError
-        If it is absent; the message says where to get the official set.
+        If the file is missing; the text says where to get the official set.
     """
     path = find(file)
     if path is None:
@@ -239,7 +239,7 @@ def locate(name: str, file: str, official: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of decoded copies: the variable FEDVEIL_CACHE, or ``~/.cache/fedveil``."""
+    """Return the folder for decoded copies: FEDVEIL_CACHE, or ``~/.cache/fedveil``."""
     named = os.environ.get("FEDVEIL_CACHE")
     folder = Path(named or Path("~", ".cache", "fedveil"))
     try:
@@ -251,7 +251,7 @@ def cache_folder() -> Path:
 
 
 def prepared_alzheimer() -> list[str]:
-    """Return the options whose decoded copy is cached."""
+    """List the options of the Alzheimer set that have a decoded copy in the cache."""
     resolutions: set[int] = set()
     for path in cache_folder().glob("alzheimer-*.npz"):
         kind = path.name.split("-")[1].removesuffix(".npz")

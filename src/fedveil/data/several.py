@@ -1,4 +1,4 @@
-"""Targets that are lists of labels, several of which may hold for an example."""
+"""Targets that are lists of labels, where several labels may hold for an example."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ LOSS = "torch.nn.functional:binary_cross_entropy_with_logits"
 
 
 def are_lists(values: "pandas.Series[Any]") -> bool:
-    """Return whether a column holds lists, with gaps or without."""
+    """Whether a column holds lists; missing values are allowed."""
     if sort_of(values) != "other":
         return False
     given = [value for value in values if value is not None and value is not np.nan]
@@ -25,12 +25,12 @@ def are_lists(values: "pandas.Series[Any]") -> bool:
 
 
 def labels_in(values: "pandas.Series[Any]", where: Callable[[int], str]) -> int | list[str]:
-    """Return the labels of a column of lists: their names, or their number if they are numbered from 0.
+    """Find the labels in a column of lists: their names, or their number if they are numbered from 0.
 
     Raises
     ------
     FieldError
-        For a missing value or one that is no label (the text names the row), or for fewer than two labels.
+        For a missing value or one that is no label (the text names the row), or if there are fewer than two labels.
     """
     rows = _read(values, where)
     kinds: set[int | str] = set()
@@ -58,7 +58,7 @@ def held_labels(
     labels: int | Sequence[str],
     where: Callable[[int], str],
 ) -> NDArray[np.float32]:
-    """Return a matrix [N, L] of 0 and 1: whether each label holds.
+    """Convert lists of labels to a matrix [N, L]: 1 if the label holds, else 0.
 
     Parameters
     ----------
@@ -67,12 +67,12 @@ def held_labels(
     labels : int or sequence of str
         Number of labels 0, 1, ..., or names of the labels.
     where : callable
-        Name of a row in a refusal.
+        Function from a row's number to its name in refusals.
 
     Raises
     ------
     FieldError
-        For a value that is no label, occurs twice in a list, or is ambiguous; the text names the row.
+        For a value that is no label, a label twice in a list, or an ambiguous list; the text names the row.
     """
     names: list[Any] = list(range(labels)) if isinstance(labels, int) else list(labels)
     rows = _read(values, where)
@@ -116,7 +116,7 @@ def _label(item: Any, row: int, where: Callable[[int], str]) -> int | str:
 
 
 def _marks_each(rows: list[list[int | str]], labels: int) -> bool:
-    """Whether the lists have one 0 or 1 for each label."""
+    """Whether every list has one 0 or 1 for each label."""
     if labels < 2:
         return False
     return all(len(row) == labels and set(row) <= {0, 1} for row in rows)

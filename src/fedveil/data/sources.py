@@ -1,4 +1,4 @@
-"""Data sets by name: list of them, check whether they are on this machine, and loading."""
+"""Registry of data sets by name: listing, checking whether they are on this machine, and loading."""
 
 import inspect
 from collections.abc import Callable
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Later:
-    """Function that is imported (with PyTorch) only when it is called or its signature is read.
+    """Function that is imported only when it is called or its signature is read.
 
     Parameters
     ----------
     place : str
-        ``package.module:function``.
+        Place of the function, ``package.module:function``.
     """
 
     def __init__(self, place: str) -> None:
@@ -38,20 +38,21 @@ class Later:
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """Data set that can be loaded by name.
+    """Entry of the registry: how to load a data set, and what it needs.
 
     Attributes
     ----------
     description, size, licence : str
         One line each.
     load : callable
-        Function that returns the `DataSet`, or class whose `read` does; the keyword parameters are the options.
+        Function that returns the `DataSet`, or a class with a method `read` that does. Its keyword parameters are the
+        options of the set.
     prepare : callable or None
-        Function that decodes and caches the set and returns the path; None if none is needed.
+        Function that decodes and caches the set and returns the path; None if the set needs none.
     prepared : callable or None
-        Function that returns the options, as texts, for which cached copies exist.
+        Function that lists the options with a cached copy, as texts.
     files : tuple of tuple of str
-        Needed files; of each entry, one is enough.
+        Needed files; one file of each entry is enough.
     official : str
         Official source of the files, with licence and size.
     natural : bool
@@ -79,12 +80,12 @@ class SourceInfo:
 
     @property
     def available(self) -> bool:
-        """Whether the set can be loaded on this machine now, whatever its options."""
+        """Whether the set can be loaded on this machine now."""
         return not self.missing
 
     @property
     def here(self) -> str:
-        """Return whether the set is available as text, with the options for which a decoded copy exists."""
+        """Describe whether the set is on this machine, and which options have a decoded copy."""
         if self.available:
             return "yes"
         needs = f"needs {', '.join(self.missing)}"
@@ -101,7 +102,7 @@ def _source(
     licence: str = "yours",
     **rest: Any,
 ) -> SourceInfo:
-    """Make a source with the function that reads it; by default one for the user's own files."""
+    """Make an entry from the place of its loading function; defaults are those of a user's own files."""
     return SourceInfo(what, size, licence, Later(f"fedveil.data.{place}"), **rest)
 
 
@@ -139,7 +140,7 @@ SOURCES: Registry[SourceInfo] = Registry(
 
 
 def load(name: str, **options: Any) -> "DataSet":
-    """Load a data set of the registry ``SOURCES``.
+    """Load a data set by name.
 
     Parameters
     ----------
@@ -151,7 +152,7 @@ def load(name: str, **options: Any) -> "DataSet":
     Raises
     ------
     FieldError
-        For an unknown name or option, or data that cannot be used.
+        For an unknown name or option, or unusable data.
     MissingDataError
         If the set is not on this machine.
 
@@ -168,7 +169,7 @@ def load(name: str, **options: Any) -> "DataSet":
 
 
 def prepare(name: str, **options: Any) -> Path | None:
-    """Decode and cache a data set and return the path of the copy; None for a set that needs none."""
+    """Decode and cache a data set, and return the path of the copy; None for a set without a cache."""
     make = SOURCES.choose(name).prepare
     if make is None:
         return None

@@ -1,4 +1,4 @@
-"""Tables: CSV and parquet files with one example in each row."""
+"""Data sets from tables: CSV and parquet files with one example in each row."""
 
 import codecs
 import gzip
@@ -33,25 +33,25 @@ _HEADERLESS = "is named by a number or a date, as its values are: put a header l
 
 @dataclass(frozen=True, kw_only=True)
 class TableFile(TableSpec):
-    """Table with a header line: its file, and the meaning of its columns.
+    """Table in a file with a header line: path and format of the file; `TableSpec` declares its columns.
 
     Parameters
     ----------
     path : str or Path
-        A ``.csv`` or ``.csv.gz`` file, or ``.parquet`` (needs pyarrow).
+        File ``.csv``, ``.csv.gz`` or ``.parquet`` (needs pyarrow).
     test_path : str
         Second file with the server's test half.
     separator, decimal : str
         Separator and decimal sign of CSV files, e.g. ``";"`` and ``","``.
     thousands : str
-        Sign between groups of digits in a CSV file: ``","``, ``"."``, ``"'"`` or a space. By default a number with one
-        of them is refused.
+        Sign between groups of digits in a CSV file: ``","``, ``"."``, ``"'"`` or a space. By default numbers with such
+        a sign are refused.
     encoding : str
         Encoding of CSV files, by Python's name, e.g. ``"cp1252"`` or ``"utf-16"``.
     max_rows : int
         Most rows of a file.
     max_gib : float
-        Most GiB a file may unpack to.
+        Most memory in GiB of an unpacked file.
     """
 
     path: str | Path
@@ -64,12 +64,12 @@ class TableFile(TableSpec):
     max_gib: float = 1.0
 
     def read(self) -> DataSet:
-        """Read the examples.
+        """Read the examples into a data set.
 
         Raises
         ------
         FieldError
-            For a value that cannot be used; the text names file, row (from 1, without the header) and column.
+            For an unusable value; the text names file, row (from 1, without the header) and column.
         """
         require_count("data.max_rows", self.max_rows)
         max_bytes = int(require_positive("data.max_gib", self.max_gib) * 2**30)
@@ -95,20 +95,20 @@ def read_table(
     bounds: tuple[int, int],
     encoding: str = "utf-8",
 ) -> Rows:
-    """Read a complete file.
+    """Read the rows of a CSV or parquet file.
 
     Parameters
     ----------
     field : str
-        Option that names the file, for refusals.
+        Name of the file's option, for refusals.
     path : str or Path
-        The file.
+        Path of the file.
     separator : str
         Separator of CSV values.
     style : Style
-        Form of numbers in the file.
+        How numbers are written in the file.
     bounds : tuple of int
-        Most rows, and most bytes that it may unpack to.
+        Most rows, and most bytes of the unpacked file.
     encoding : str
         Encoding of CSV.
     """
@@ -141,7 +141,7 @@ def read_table(
 
 
 def _place_behind(text: str) -> str:
-    """Return the name of the CSV row that contains the next character."""
+    """Return the name of the CSV row at the end of this text, for refusals."""
     unquoted = "".join(
         f"{text}?".split('"')[::2]
     )  # within quotes an end of line is part of the value
@@ -156,7 +156,7 @@ def _text(field: str, file: Path, encoding: str, content: bytes) -> bytes:
     Raises
     ------
     FieldError
-        For a byte that is invalid in this encoding; the text names the row.
+        For an invalid byte in this encoding; the text names the row.
     """
     try:
         known = codecs.lookup(encoding).name
@@ -195,7 +195,7 @@ def _csv(
     max_rows: int,
     content: bytes,
 ) -> tuple["pandas.DataFrame", bool]:
-    """Return the rows with every value as text, and whether row i is in line i + 1."""
+    """Parse a CSV file; return the rows with all values as texts, and whether row i is in line i + 1."""
     pd = pandas_module()
     if not content.strip():
         raise FieldError(field, str(file), "is empty: a header line and rows are needed")
@@ -234,7 +234,7 @@ def _csv(
 
 
 def _require_separated(name: str, header: str, separator: str) -> None:
-    """Refuse a header that is one name, and holds another separator."""
+    """Refuse a header with a single name that contains another separator."""
     for other in (";", "\t", "|"):
         if other in header:
             decimal = ', and decimal = "," if numbers have one' if other == ";" else ""
@@ -246,14 +246,14 @@ def _require_separated(name: str, header: str, separator: str) -> None:
 
 
 def row_indices(frame: "pandas.DataFrame", written: Collection[Any] = ()) -> tuple[str, ...]:
-    """Return the columns in which pandas numbers the rows.
+    """Find the columns in which pandas numbered the rows.
 
     Parameters
     ----------
     frame : DataFrame
         The rows.
     written : collection
-        Columns that a file itself says to be its index.
+        Columns that the file declares as its index.
     """
     found: list[str] = []
     for name in frame.columns:
@@ -264,13 +264,13 @@ def row_indices(frame: "pandas.DataFrame", written: Collection[Any] = ()) -> tup
 
 
 def _numbers_rows(values: "pandas.Series[str]") -> bool:
-    """Whether a column without a name is the index of ``DataFrame.to_csv``: one whole number in each row."""
+    """Whether a column without a name is the index written by ``DataFrame.to_csv``: a different integer in each row."""
     are_whole = bool(values.str.fullmatch(r"\d+", na=False).all())
     return len(values) > 0 and are_whole and values.is_unique
 
 
 def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") -> None:
-    """Refuse a header that does not name each column once, or looks like a row of values."""
+    """Refuse a header that repeats or lacks a name, or looks like a row of values."""
     for at, column in enumerate(header):
         if not column:
             cause = "a separator at each line's end?"
@@ -291,7 +291,7 @@ def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") ->
 
 
 def _counts_columns(header: Sequence[str]) -> bool:
-    """Return whether names of columns count from 0 or 1, as pandas and numpy number them."""
+    """Whether the column names count from 0 or 1, as pandas and numpy name columns."""
     numbers = [column for column in header if is_number(column)]
     if not numbers or len(numbers) == len(header) <= 3:
         return False
@@ -305,7 +305,7 @@ def _is_number_or_time(text: str) -> bool:
 
 
 def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
-    """Return the content of a file, which may be packed."""
+    """Return the content of a file, unpacked if it is compressed."""
     is_packed = file.name.lower().endswith(".gz")
     content = bytearray()  # piece by piece: a read of so many bytes takes their memory beforehand
     try:
@@ -332,7 +332,7 @@ def _parquet(
     max_rows: int,
     max_bytes: int,
 ) -> tuple["pandas.DataFrame", tuple[str, ...]]:
-    """Return the rows, and the columns that are pandas' index of them."""
+    """Read a parquet file; return the rows, and the columns that are pandas' index."""
     need = "reading parquet files needs pyarrow"
     parquet = optional("pyarrow.parquet", need, "pyarrow")
     failures = (optional("pyarrow", need, "pyarrow").ArrowException, OSError, ValueError)

@@ -1,4 +1,4 @@
-"""Forged words on scanned pages, with the exact mask of what changed: dark text on light paper, a box or a folder.
+"""Generator of forged words on scanned pages (dark text on light paper), with exact masks of the changed pixels.
 
 The FedRE paper's sets, T-SROIE and DocTamper, cannot be downloaded freely; this generator stands in for them. A forgery
 lies inside the rectangle of a text box and is cut between letters where it can be. It takes the ink and paper of its
@@ -37,12 +37,12 @@ def tamper(
     kind: str,
     rng: np.random.Generator,
 ) -> tuple[Grey, Box]:
-    """Forge a part of one text box.
+    """Forge part of one text box on a page.
 
     Parameters
     ----------
     page : ndarray
-        [H, W]; not changed.
+        [H, W], genuine page; not changed.
     boxes : sequence of Box
         Text boxes of the page.
     donor : tuple
@@ -50,22 +50,22 @@ def tamper(
     where : Box
         Text box to forge; at least a third of its width is forged.
     kind : {"copy-move", "splice", "erase", "retype"}
-        Paste text from another box of the page, or of the donor; cover the text with paper; or write other letters
-        and digits there in a font of like size (needs Pillow).
+        "copy-move": paste text from another box of the page. "splice": paste text of the donor. "erase": cover the text
+        with paper. "retype": write other letters and digits in a font of similar size (needs Pillow).
     rng : numpy.random.Generator
         Source of all random choices.
 
     Returns
     -------
     forged : ndarray
-        [H, W].
+        [H, W], forged page.
     mask : Box
-        The part that was overwritten.
+        Overwritten part of the page.
 
     Raises
     ------
     FedVeilError
-        If the page is to be retyped and Pillow is not installed.
+        If `kind` is "retype" and Pillow is not installed.
     """
     part = _part(page, where, rng)
     own = where.cut(page).astype(np.float64)
@@ -91,12 +91,12 @@ def tamper(
 
 
 def text_boxes(page: Grey) -> list[Box]:
-    """Find words on a page of dark text on light paper: ink that lies closer together than a letter is high.
+    """Find words on a page: groups of ink with gaps smaller than the height of a letter.
 
     Parameters
     ----------
     page : ndarray
-        [H, W], uint8.
+        [H, W], uint8, dark text on light paper.
     """
     background = ndimage.uniform_filter(page.astype(np.float64), 51)
     ink = page < background - 25
@@ -131,17 +131,17 @@ def forge_pages(
     seed: int = 0,
     most: int = MAX_PIXELS,
 ) -> dict[str, int]:
-    """Write forged copies of genuine pages, and masks of the forged parts, in the form of the data set `documents`.
+    """Write forged copies of genuine pages with masks of the forged parts, as a folder for `load_documents`.
 
     Parameters
     ----------
     folder : Path
-        Holds ``images``, or images themselves: dark text on light paper. ``boxes.json`` may say where text stands, see
-        `fedveil.data.pages.read_boxes`; without it words are looked for. ``sensitive`` is copied.
+        Folder with ``images``, or with images themselves: dark text on light paper. ``boxes.json`` may give the places
+        of words (`fedveil.data.pages.read_boxes`); without it words are searched for. ``sensitive`` is copied.
     out : Path
-        New or empty; gets ``images`` and ``masks``.
+        New or empty folder for ``images`` and ``masks``.
     words : int
-        Number of words forged on each page, or as many as it has.
+        Number of words to forge on each page; fewer if the page has fewer.
     kinds : sequence of str
         Some of "copy-move", "splice" (text of another page), "erase" and "retype".
     seed : int
@@ -152,12 +152,12 @@ def forge_pages(
     Returns
     -------
     dict of str to int
-        Words forged, by page.
+        Number of forged words by page.
 
     Raises
     ------
     FieldError
-        For a file or page that cannot be used; the text names it.
+        For an unusable file or page; the text names it.
     """
     require_count("words", words)
     for kind in kinds:
@@ -192,7 +192,7 @@ def forge_pages(
 
 
 def _boxes_of(folder: Path, pages: Mapping[str, Grey]) -> dict[str, list[Box]]:
-    """Return each page's text boxes that can be forged, from the folder's file or found on the page."""
+    """Return each page's text boxes that are large enough to forge, from ``boxes.json`` or found on the page."""
     known = read_boxes(folder / BOXES) if (folder / BOXES).is_file() else {}
     unknown = sorted(set(known) - set(pages))
     if unknown:
@@ -212,7 +212,7 @@ def _boxes_of(folder: Path, pages: Mapping[str, Grey]) -> dict[str, list[Box]]:
 
 
 def _part(page: Grey, box: Box, rng: np.random.Generator) -> Box:
-    """Choose at least a third of the box, from gap to gap between its letters where there are such."""
+    """Choose a part of at least a third of the box, cut at gaps between letters if there are any."""
     share = float(rng.uniform(1 / 3, 1))
     width = min(box.width, max(LEAST, round(box.width * share)))
     left = int(rng.integers(0, box.width - width + 1))
@@ -229,25 +229,25 @@ def _part(page: Grey, box: Box, rng: np.random.Generator) -> Box:
 
 
 def _nearest(places: NDArray[np.int64], place: int) -> int:
-    """Return the one of some places that is nearest."""
+    """Return the place that is nearest to `place`."""
     return int(places[np.abs(places - place).argmin()])
 
 
 def _gaps(pixels: Grey) -> NDArray[np.int64]:
-    """Find columns without ink, and both edges."""
+    """Return the columns without ink, and both edges."""
     ink, paper = _tones(pixels.astype(np.float64))
     free = np.flatnonzero(pixels.min(0) > ink + 0.6 * (paper - ink))
     return np.unique(np.concatenate([[0], free, [pixels.shape[1]]]))
 
 
 def _tones(pixels: Pixels) -> tuple[float, float]:
-    """Return the grey of the ink, and of the paper between the letters."""
+    """Return the grey values of the ink and of the paper."""
     ink, paper = np.quantile(pixels, [0.05, 0.8])
     return float(ink), float(paper)
 
 
 def _matched(patch: Pixels, around: Pixels) -> Pixels:
-    """Give a patch the ink and paper of its surroundings, with their grain."""
+    """Change a patch's ink and paper to those of its surroundings; grain stays."""
     ink, paper = _tones(patch)
     own_ink, own_paper = _tones(around)
     contrast = (own_paper - own_ink) / max(paper - ink, 1.0)
@@ -261,7 +261,7 @@ def _borrowed(
     part: Box,
     rng: np.random.Generator,
 ) -> Pixels:
-    """Take other text, scaled to the part's height, from the longest of three boxes: little has to be stretched."""
+    """Take text from another box, scaled to the part's height: the longest of three boxes, so that little is stretched."""
     drawn = [texts[int(rng.integers(len(texts)))] for _ in range(3)]
     box = max(drawn, key=lambda one: one.width / max(one.height, 1))
     own = box.cut(source)
@@ -282,7 +282,7 @@ def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def _paper(own: Pixels, part: Box, box: Box, rng: np.random.Generator) -> Pixels:
-    """Continue the paper's brightness around the letters below them, with grain from visible paper."""
+    """Return a piece of paper for the part: the brightness of the visible paper continued, with its grain."""
     light = own >= np.quantile(own, 2 / 3)
     weight = ndimage.gaussian_filter(light.astype(np.float64), 4) + 1e-6
     ground = ndimage.gaussian_filter(np.where(light, own, 0.0), 4) / weight
@@ -295,7 +295,7 @@ def _paper(own: Pixels, part: Box, box: Box, rng: np.random.Generator) -> Pixels
 
 
 def _text_of(box: Box, part: Box) -> str:
-    """Return approximately the text in the part, or as many digits as fit."""
+    """Return approximately the text in the part of a box, or as many digits as fit."""
     length = max(1, round(1.7 * part.width / part.height))
     digits = "0" * length
     if not box.text:
@@ -306,7 +306,7 @@ def _text_of(box: Box, part: Box) -> str:
 
 
 def _other(text: str, rng: np.random.Generator) -> str:
-    """Change every digit to another digit, every letter to another letter."""
+    """Replace every digit by another digit, and every letter by another letter."""
     changed: list[str] = []
     for sign in text:
         others = ""
@@ -322,7 +322,7 @@ def _pillow_part(name: str) -> Any:
 
 
 def _written(text: str, part: Box) -> Pixels:
-    """Write black text on white, as high and wide as the part, its edges as soft as a scan's."""
+    """Write black text on white, in the size of the part, with edges as soft as a scan's."""
     image = _pillow_part("Image")
     font = _pillow_part("ImageFont").load_default(size=4 * part.height)
     left, top, right, bottom = font.getbbox(text)
@@ -340,7 +340,7 @@ def _written(text: str, part: Box) -> Pixels:
 
 
 def _fade(height: int, width: int) -> Pixels:
-    """Return weights: 1 inside, one half along the edge."""
+    """Return the weights [height, width] of a pasted patch: 1 inside, one half along the edge."""
     weights = np.full((height, width), 0.5)
     weights[1:-1, 1:-1] = 1.0
     return weights

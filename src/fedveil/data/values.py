@@ -1,4 +1,4 @@
-"""Reading of a table's values: number, text, time, or missing; used by `fedveil init` and by the loaders."""
+"""Classification of a table's values as number, text, time or missing; for `fedveil init` and the loaders."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -71,22 +71,22 @@ LOOSE = (
 
 @dataclass(frozen=True)
 class Style:
-    """Form of numbers in the texts of a file.
+    """How numbers are written in the texts of a file.
 
     Parameters
     ----------
     decimal : {".", ","}
-        The decimal sign.
+        Decimal sign.
     thousands : {"", ",", ".", "'", " "}
-        Sign between groups of digits; by default there is none. A space is also a narrow or unbreakable one. Groups are
-        of three digits, or of two before the last three (12,34,567).
+        Sign between groups of digits; by default there is none. Narrow and unbreakable spaces count as spaces. Groups
+        have three digits, or two before the last three (12,34,567).
     """
 
     decimal: str = "."
     thousands: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse signs that cannot be told apart."""
+        """Refuse unknown signs, and one sign in both roles."""
         require_choice("data.decimal", self.decimal, (".", ","))
         if self.thousands not in THOUSANDS:
             raise FieldError(
@@ -110,11 +110,11 @@ class Style:
         return re.compile(rf"[+-]?(?:{digits})(?:[eE][+-]?\d+)?", re.ASCII)
 
     def reads(self, text: str) -> bool:
-        """Return whether a text is a number."""
+        """Whether a text is a number in this form."""
         return self._number.fullmatch(text.strip()) is not None
 
     def number(self, text: str) -> float:
-        """Return the number that a text is; NaN if it is none."""
+        """Convert a text to a number; NaN if it is none in this form."""
         stripped = text.strip()
         if not self._number.fullmatch(stripped):
             return float("nan")
@@ -128,7 +128,7 @@ STYLES = tuple(Style(decimal, sign) for sign in THOUSANDS for decimal in ".," if
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number in any form."""
+    """Whether a text is a number in any known form."""
     return any(style.reads(text) for style in STYLES)
 
 
@@ -144,7 +144,7 @@ def pandas_module() -> Any:
 
 
 def sort_of(values: "pandas.Series[Any]") -> Sort:
-    """Return the kind of values in a column, by their type; texts may still be numbers (`numbers_of`)."""
+    """Return the kind of values in a column by their type; texts may still be numbers (see `numbers_of`)."""
     pd = pandas_module()
     types = pd.api.types
     if not values.notna().any():
@@ -187,7 +187,7 @@ def texts_of(values: "pandas.Series[Any]") -> "pandas.Series[Any]":
 
 
 def numbers_of(values: "pandas.Series[Any]", style: Style) -> NDArray[np.float64]:
-    """Return the numbers of a column [N]; NaN where there is none."""
+    """Return the numbers of a column [N]; NaN for values that are no numbers."""
     pd = pandas_module()
     if pd.api.types.is_numeric_dtype(values.dtype) or pd.api.types.is_bool_dtype(values.dtype):
         numbers: NDArray[np.float64] = values.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -212,16 +212,16 @@ def missing_of(
     vague: bool = False,
     marks: Sequence[Any] = (),
 ) -> NDArray[np.bool_]:
-    """Return which values of a column [N] are missing.
+    """Return a mask [N] of a column's missing values.
 
     Parameters
     ----------
     values : Series
-        The column.
+        Values of the column.
     vague : bool
-        Whether words like "unknown" stand for a gap, as among numbers.
+        Whether words like "unknown" count as missing, as they do among numbers.
     marks : sequence
-        Numbers and texts that were declared as gaps in this column.
+        Numbers and texts declared to mean missing in this column.
     """
     absent: NDArray[np.bool_] = values.isna().to_numpy(dtype=bool) | marked(values, marks)
     if sort_of(values) in ("texts", "mixed"):
@@ -233,7 +233,7 @@ def missing_of(
 
 
 def marked(values: "pandas.Series[Any]", marks: Sequence[Any]) -> NDArray[np.bool_]:
-    """Return which values of a column [N] are one of the marks, as a text or as a number."""
+    """Return a mask [N] of the values that equal one of the marks, as text or as number."""
     found = np.zeros(len(values), dtype=bool)
     if not len(marks) or sort_of(values) not in ("numbers", "texts", "mixed"):
         return found
@@ -246,7 +246,7 @@ def marked(values: "pandas.Series[Any]", marks: Sequence[Any]) -> NDArray[np.boo
 
 
 def bare(text: str) -> str:
-    """Return a text without surrounding spaces and invisible characters, such as spaces of no width."""
+    """Return a text without surrounding spaces and invisible characters, such as zero-width spaces."""
     if text.isascii():
         return text.strip()
     seen = [sign for sign in text if category(sign) != "Cf"]
@@ -254,13 +254,13 @@ def bare(text: str) -> str:
 
 
 def is_gap(text: str, *, vague: bool = False) -> bool:
-    """Return whether a text stands for a missing value."""
+    """Whether a text means a missing value; with `vague` also words like "unknown"."""
     stripped = bare(text)
     return stripped in MISSING or (vague and stripped.casefold() in VAGUE)
 
 
 def is_time(text: str) -> bool:
-    """Return whether a text is a date, a time of day, or a duration."""
+    """Whether a text is a date, a time of day, or a duration."""
     return _DATES.fullmatch(text.strip()) is not None
 
 
@@ -289,7 +289,7 @@ def nearly_number(text: str, style: Style) -> str:
 
 
 def _of_a_keyboard(text: str) -> str:
-    """Return a text with the digits and minus signs of a keyboard."""
+    """Replace unusual digits and minus signs of a text by those of a keyboard."""
     signs: list[str] = []
     for sign in normalize("NFKC", text):
         signs.append(str(digit(sign)) if sign.isdigit() else sign)
@@ -297,13 +297,13 @@ def _of_a_keyboard(text: str) -> str:
 
 
 def _keys_of(style: Style) -> str:
-    """Return the keys of a configuration under which numbers have this form."""
+    """Return the configuration keys with which numbers of this form are read."""
     thousands = f", data.thousands = {style.thousands!r}" if style.thousands else ""
     return f"data.decimal = {style.decimal!r}{thousands}"
 
 
 def plain_form(value: Any) -> Any:
-    """Return a value without chance differences: case, spaces, signs between words, forms of accents and numbers."""
+    """Return a value without accidental differences: case, spaces, signs between words, forms of accents and numbers."""
     if not isinstance(value, str):
         return value
     text = " ".join(normalize("NFKC", bare(value)).casefold().split())
@@ -319,7 +319,7 @@ def plain_form(value: Any) -> Any:
 def spelt_twice(
     values: Iterable[Any], form: Callable[[Any], Any] = plain_form
 ) -> tuple[Any, Any] | None:
-    """Return the first two different values with the same form; None if there are none."""
+    """Return the first two different values that have the same form; None if there are none."""
     seen: dict[Any, Any] = {}
     for value in values:
         first = seen.setdefault(form(value), value)

@@ -1,4 +1,4 @@
-"""Whether a published set's file is the version that figures are of: a checksum of its contents, however it is written."""
+"""Check that a published data set's file is the version behind published figures, by a checksum of its contents."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ _SHOWN = 12  # characters of a checksum
 
 
 def content_of(columns: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of named columns or arrays.
+    """Compute SHA-256 of the contents of named columns or arrays.
 
-    Numbers of a table count as float64 and texts as UTF-8, so that ``63`` and ``63.0`` are one number and line ends,
-    order of columns and packing do not matter. Integer arrays keep their type.
+    Numbers of a table count as float64, and texts as UTF-8. So ``63`` and ``63.0`` are equal, and line ends, the order
+    of columns and compression do not matter. Integer arrays keep their type.
 
     Parameters
     ----------
     columns : mapping of str to array
-        What a set is made of: columns [N], or arrays of any shape.
+        Contents of the set: columns [N], or arrays of any shape.
     """
     digest = hashlib.sha256()
     for name in sorted(columns):
@@ -39,20 +39,20 @@ def content_of(columns: Mapping[str, Any]) -> str:
 def require_version(
     name: str, file: str, columns: Mapping[str, Any], known: str, official: str
 ) -> None:
-    """Refuse other contents than those that the set's figures are of.
+    """Refuse a file whose contents are another version than the one behind published figures.
 
     Parameters
     ----------
     name : str
-        Name of the set among the sources.
+        Name of the set in the registry of sources.
     file : str
-        Its file.
+        Name of the file.
     columns : mapping of str to array
-        What was read from it.
+        Contents read from the file.
     known : str
-        `content_of` the version that is wanted.
+        Checksum (`content_of`) of the wanted version.
     official : str
-        Where that version is to be had.
+        Where to get that version.
 
     Raises
     ------

@@ -328,7 +328,7 @@ class Adding:
         self._open = {partition: place for place, partition in enumerate(partitions)}
 
     def __call__(self, key: Key, outcome: Trained | Exception) -> Trained | Exception:
-        """Add the model of the client with this key to the sum; keep one that cannot be added, so that the server refuses it."""
+        """Add the model of the client with this key to the sum. One that cannot be added is kept, and the server refuses it."""
         place = self._open.pop(key[2])
         if isinstance(outcome, Exception):
             self.running.take(place, None)

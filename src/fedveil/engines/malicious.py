@@ -320,7 +320,7 @@ class Collusion:
 def behaving(
     train: Train, behaviours: Mapping[int, Behaviour], collusion: Collusion | None = None
 ) -> Train:
-    """Wrap the function that trains single clients, so that malicious clients follow their behaviours.
+    """Wrap a function that trains single clients: malicious clients then follow their behaviours.
 
     Without a collusion each malicious client knows only itself.
     """

@@ -53,7 +53,7 @@ def asked_until(
 
 
 def require_books(parties: Parties, asked: Asked) -> None:
-    """Refuse ledgers that lack rounds in which a client was asked, unless its budget or policy made it decline.
+    """Refuse a client's ledger without a round in which it was asked, unless its budget or policy made it decline.
 
     The cost of a round is read from the ledger of another client of the round. If a cost depends on a client's own
     releases, only a ledger without any round is noticed.

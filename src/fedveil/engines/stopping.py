@@ -25,7 +25,7 @@ class EarlyStopping(Parameters):
     Parameters
     ----------
     clients : sequence of ClientData or of tuples
-        Clients ``(x, y)`` that never train and share no record with those that do.
+        Clients ``(x, y)`` that never train. They share no record with training clients.
     patience : int
         Number of consecutive validations without a better loss after which the run ends.
     every : int

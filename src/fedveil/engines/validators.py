@@ -116,7 +116,7 @@ class Validators:
         return {ledger.party: ledger for ledger in ledgers}
 
     def _asked(self, round_: int) -> list[int]:
-        """Draw the clients that validate a round, and return those with releases left that do not decline.
+        """Draw the clients that validate a round, without those that decline or have no release left.
 
         Only public facts decide. The list is empty in a round that is not validated.
         """

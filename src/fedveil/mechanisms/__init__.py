@@ -1,4 +1,4 @@
-"""Draw noise: mechanisms and the sources of their randomness."""
+"""Noise mechanisms, and the sources of their randomness."""
 
 from fedveil.mechanisms.discrete import DiscreteGaussianNoise as DiscreteGaussianNoise
 from fedveil.mechanisms.discrete import WideGaussianNoise as WideGaussianNoise

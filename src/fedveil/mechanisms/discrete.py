@@ -1,7 +1,7 @@
-"""Discrete Gaussian noise on an integer grid, so that floating point has nothing to leak.
+"""Discrete Gaussian noise on an integer grid, so that floating-point rounding leaks nothing.
 
-Sampler: Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3), exact integer arithmetic on whole
-vectors; only the last multiplication by the grid is floating point, and that is post-processing.
+Sampler: Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3), in exact integer arithmetic on whole
+vectors. Only the last multiplication by the grid is in floating point, and that is post-processing.
 """
 
 import math
@@ -30,7 +30,7 @@ class DiscreteGaussianNoise:
     Parameters
     ----------
     sigma : int
-        Parameter on the grid, from 1 to 2048. The standard deviation is sigma up to less than 1e-8 for sigma >= 2.
+        Parameter in grid steps, from 1 to 2048. For sigma >= 2 it equals the standard deviation within 1e-8.
     """
 
     sigma: int
@@ -57,22 +57,23 @@ class DiscreteGaussianNoise:
 
 @dataclass(frozen=True)
 class WideGaussianNoise:
-    """Discrete Gaussian noise of many grid steps: `FACTOR` x + y for two draws x, y of deviation `LARGEST`.
+    """Discrete Gaussian noise with a large deviation in grid steps: `FACTOR` x + y for two draws x, y of deviation `LARGEST`.
 
-    Its distribution is that of one draw of deviation `sigma` up to a factor of 1 +- 4 exp(-2 pi^2 smoothness^2) for
-    every integer, 1 +- 1e-898 (the smoothing of a lattice by a Gaussian; Micciancio and Regev 2007).
+    For every integer its probability equals that of a single draw of deviation `sigma` up to a factor. The factor is 1
+    +- 4 exp(-2 pi^2 smoothness^2) = 1 +- 1e-898. (Source: smoothing of a lattice by a Gaussian, Micciancio and Regev
+    2007.)
     """
 
     FACTOR: ClassVar[int] = 200
 
     @property
     def sigma(self) -> float:
-        """Standard deviation, in steps: 409,605."""
+        """Standard deviation in grid steps: 409,605."""
         return LARGEST * math.hypot(self.FACTOR, 1)
 
     @property
     def smoothness(self) -> float:
-        """Deviation w of the finer draw, given the sum, over the step of the coarser one."""
+        """Deviation of the finer draw given the sum, divided by the step of the coarser draw."""
         return LARGEST * LARGEST / self.sigma
 
     def sample(self, size: int, *, source: Source) -> Tensor:
@@ -85,7 +86,7 @@ class WideGaussianNoise:
 
 
 def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
-    """Round clipped updates to whole multiples of the grid, never past the clipping norm.
+    """Round clipped updates to multiples of the grid, so that no norm exceeds the clipping norm.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
     Raises
     ------
     FieldError
-        If a row is longer than the clipping norm, or the grid so fine that squares have no int64.
+        If a row is longer than the clipping norm, or the grid is so fine that squares overflow int64.
     """
     limit = int((require_positive("clip", clip) / require_positive("grid", grid)) ** 2)
     if limit >= _RANGE:
@@ -120,7 +121,7 @@ def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
 
 
 def _uniform(size: int, bound: int, source: Source) -> Integers:
-    """Draw exactly uniform whole numbers in [0, bound), by rejection from 63 bits."""
+    """Draw exactly uniform integers in [0, bound), by rejection from 63 bits."""
     raw = source.bits(size).numpy()
     result: Integers = raw % bound
     beyond = raw - result > _LAST - bound + 1  # the last, incomplete stretch below 2^63
@@ -148,7 +149,7 @@ def _exponential(numerator: Integers, denominator: int, source: Source) -> Flags
 def _small(numerator: Integers, denominator: int, source: Source) -> Flags:
     """Draw Bernoulli(exp(-numerator / denominator)) for a fraction of at most 1.
 
-    Its k-th trial goes on with probability numerator / (k denominator). Whoever stops at an odd one has drawn True.
+    The k-th trial continues with probability numerator / (k denominator). An entry that stops at an odd trial is True.
     """
     result = np.zeros(len(numerator), dtype=bool)
     pending, trial = np.arange(len(numerator)), 0
@@ -161,7 +162,7 @@ def _small(numerator: Integers, denominator: int, source: Source) -> Flags:
 
 
 def _laplace(size: int, t: int, source: Source) -> Integers:
-    """Draw discrete Laplace noise: probability proportional to exp(-|y| / t)."""
+    """Draw discrete Laplace noise [size], with probability proportional to exp(-|y| / t)."""
     result = np.zeros(size, dtype=np.int64)
     pending = np.arange(size)
     while len(pending):

@@ -1,4 +1,4 @@
-"""Noise: Gaussian, and n-dimensional Laplace under the Euclidean distance."""
+"""Noise mechanisms: Gaussian noise, and n-dimensional Laplace noise for the Euclidean distance."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _BLOCK = 1 << 17  # draws at a time: the sum of a block stays in the cache
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Compute the deviation of the analytic Gaussian mechanism, the least one that gives (epsilon, delta)-DP.
+    """Compute the least deviation of Gaussian noise for (epsilon, delta)-DP: the analytic Gaussian mechanism.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ class GaussianNoise:
         source: Source,
         into: Tensor | None = None,
     ) -> Tensor:
-        """Add noise to a vector [d] in place, a block at a time, and return the vector.
+        """Add noise to a vector [d] in place, or write the sum to `into`; return the result.
 
-        Each block is drawn and added, so that no second [d] is needed. A reproducible source adds the bits of one call
-        of `sample`; with a deployable one the sum is rounded to a grid (`noised`). With `into` the vector is kept, and
-        the sum goes there, rounded to its type.
+        Noise is drawn and added by blocks, so that no second [d] is needed. A reproducible source adds the same bits as
+        one call of `sample`; with a deployable one the sum is rounded to a grid (`noised`). With `into` the vector is
+        unchanged, and the sum is rounded to the type of `into`.
         """
         into = vector if into is None else into
         width = _BLOCK * (8 if _drawn(source).deployable else 1)  # threads share eight
@@ -85,7 +85,7 @@ class GaussianNoise:
 
 
 class Mechanism(Protocol):
-    """Mechanism that noises the server's release; made with the deviation sigma per coordinate."""
+    """Interface of mechanisms that add noise to the server's release; made with the deviation sigma per coordinate."""
 
     def add_to(self, vector: Tensor, *, source: Source) -> Tensor:
         """Add noise to a vector [d] in place, and return the vector."""
@@ -101,9 +101,9 @@ MECHANISMS: Registry[Callable[[float], Mechanism]] = Registry(
 class EuclideanLaplaceNoise:
     """n-dimensional Laplace noise: density proportional to exp(-epsilon * ||x||_2).
 
-    The radius is Gamma(n, 1/epsilon), the direction uniform on the sphere; E[radius] = n / epsilon and each coordinate
-    has variance (n + 1) / epsilon^2. One release is epsilon-d-private: log-ratios are bounded by epsilon * ||x - x'||_2
-    (Biswas et al., Proposition 3.1).
+    The radius is Gamma(n, 1/epsilon), the direction uniform on the sphere. The mean radius is n / epsilon, and each
+    coordinate has variance (n + 1) / epsilon^2. One release is epsilon-d-private: for vectors x and x' log-ratios of
+    densities are at most epsilon * ||x - x'||_2 (Biswas et al., Proposition 3.1).
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class EuclideanLaplaceNoise:
         source: Source,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """Draw the noise [size] from a source; the direction is normalised in float64."""
+        """Draw the noise [size] from a source."""
         direction = _drawn(source).normal(require_whole("size", size))
         radius = source.gamma(size) / self.epsilon
         return direction.mul_(radius / direction.norm()).to(dtype)
@@ -142,13 +142,13 @@ def noised(
     source: Source,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return a vector [d] with noise, of the vector's type, ready to be released.
+    """Return a copy of a vector [d] with noise, of the same number type, ready to be released.
 
-    With a deployable source both are added in float64, and their sum is rounded to a grid that depends on the noise's
-    scale alone. Otherwise the low bits of small sums would tell which vector it was: noise in floating point has gaps,
-    and they lie elsewhere for another vector (Mironov 2012). Float64 leaves a loss of about 2^-31 a coordinate, the
-    share of a cell's width by which its edges shift. With a reproducible source the noise is drawn in `dtype` (default:
-    the vector's), and a seed keeps its bits.
+    With a deployable source both are added in float64, and their sum is rounded to a grid that depends only on the
+    noise's scale. Without the grid, the low bits of small sums could reveal the vector: noise in floating point has
+    gaps, and they lie elsewhere for another vector (Mironov 2012). Float64 leaves a loss of about 2^-31 for each
+    coordinate, as the edges of a grid cell shift by this share of its width. With a reproducible source the noise is
+    drawn in `dtype` (default: the vector's), and equal seeds give equal bits.
     """
     if not source.deployable:
         return vector + noise.sample(len(vector), source=source, dtype=dtype or vector.dtype)
@@ -156,7 +156,7 @@ def noised(
 
 
 def _on_grid(vector: Tensor, scale: float) -> Tensor:
-    """Round a vector in place to multiples of the power of two 20 to 21 binary digits below a scale."""
+    """Round a vector in place to multiples of a power of two, 2^-21 to 2^-20 times the scale."""
     grid = 2.0 ** (math.floor(math.log2(scale)) - 20)
     return vector.div_(grid).round_().mul_(grid)
 

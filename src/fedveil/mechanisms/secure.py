@@ -1,9 +1,9 @@
-"""Secure source: a stream cipher keyed by the operating system, turned into normals by Box and Muller.
+"""Secure source of noise: a stream cipher keyed by the operating system; Box-Muller turns its bits into normals.
 
 An AES-256-CTR keystream costs less than an ordinary generator, so secure noise is no slower than insecure noise. Radii
-come from 63 bits in float64 for either type, so that tails end at 9.35 deviations. The last step has a mass of 2^-63 a
-coordinate, 1e-11 over 6.5 million coordinates and 20 rounds. (Tails from 32 bits would end at 6.76, with a mass above
-delta = 1e-5.) Neither type is the exact real-valued distribution (Mironov 2012).
+are computed from 63 bits in float64 for both number types, so that tails end at 9.35 deviations. The last step has a
+probability of 2^-63 for each coordinate, 1e-11 over 6.5 million coordinates and 20 rounds. (With 32 bits tails would
+end at 6.76, with a probability above delta = 1e-5.) Neither type is the exact real-valued distribution (Mironov 2012).
 """
 
 import hashlib
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class _Kind:
-    """Parameters of normals of one type: integers of the angle with their bits, and the faster cosine and sine."""
+    """Parameters of normal draws of one number type: integer type and bits of the angle, and the fastest cosine and sine."""
 
     real: type[np.float32] | type[np.float64]
     integers: type[np.int32] | type[np.int64]
@@ -43,7 +43,7 @@ class _Kind:
 
     @property
     def pair(self) -> int:
-        """Bytes of keystream for two draws: 8 for the radius, and those of the angle."""
+        """Number of keystream bytes for two draws: 8 for the radius, and those for the angle."""
         return 8 + np.dtype(self.integers).itemsize
 
 
@@ -73,22 +73,21 @@ if hasattr(os, "register_at_fork"):
 
 
 def _process() -> tuple[int, int]:
-    """Identify the process: its id shows a fork by C code, the count a fork with a reused id."""
+    """Identify this process by its id and a count of forks; together they also show forks that reuse an id or are made in C."""
     return os.getpid(), _forks
 
 
 class SecureSource(Source):
-    """Source of noise that nobody can draw again: there is no seed, and the key never leaves the object.
+    """Source of noise that nobody can reproduce: there is no seed, and the key never leaves the object.
 
-    Every source, and every child, has a fresh 256-bit key from the operating system. A forked process gets a new key:
-    parent and child never share a stream. Each draw takes fresh counters of its key, so that threads may share a
-    source.
+    Every source, and every child, has a fresh 256-bit key from the operating system. A forked process gets a new key,
+    so parent and child never share a stream. Each draw uses new counters of the key, so threads may share a source.
 
     Parameters
     ----------
     threads : int
-        Number of threads that draw normals. The counter of a block of draws follows from its place alone, so that a key
-        gives the same bits whatever the number of threads.
+        Number of threads that draw normals. It does not change the bits, as the counter of a block follows from its
+        place alone.
 
     Examples
     --------
@@ -108,7 +107,7 @@ class SecureSource(Source):
         self._stream: _Stream | None = None
 
     def child(self, *key: Key) -> "SecureSource":
-        """Make a fresh stream under a key of its own; the same `key` gives a different stream every time."""
+        """Make a source with a fresh key; equal arguments give different noise each time."""
         return SecureSource(threads=self._threads)
 
     def uniform(self, size: int) -> Tensor:
@@ -159,12 +158,12 @@ class SecureSource(Source):
         return stream
 
     def __repr__(self) -> str:
-        """Name the class: there is nothing else to show."""
+        """Return only the class's name, as the key is secret."""
         return "SecureSource()"
 
 
 class _Stream:
-    """Keystream of one key: AES-256 of a counter with a random start. No counter is taken twice."""
+    """Keystream of one key: AES-256 of a counter with a random start; no counter is used twice."""
 
     def __init__(self) -> None:
         self.process = _process()
@@ -174,16 +173,17 @@ class _Stream:
         self._ahead = _nothing_ahead()
 
     def take(self, blocks: int) -> int:
-        """Reserve counters of `blocks` for the caller alone, and return the first."""
+        """Reserve the counters of `blocks` blocks for the caller, and return the first one."""
         with self._lock:
             first = self._next
             self._next += blocks
         return first
 
     def write(self, raw: Array, length: int, first: int) -> None:
-        """Write the keystream from a counter on into `raw`; its last 15 bytes are scratch of the cipher.
+        """Write `length` bytes of the keystream, from the counter `first` on, into `raw`; the cipher uses its last 15 bytes.
 
-        Small pieces are cut from one that was encrypted ahead: setting up the cipher costs more than they do.
+        Small pieces are copied from a piece that was encrypted in advance, because setting up the cipher costs more
+        than they do.
         """
         if length > _SMALL:
             self._encrypt(raw, length, first)
@@ -213,12 +213,12 @@ class _Stream:
 
 
 def _nothing_ahead() -> tuple[int, Array]:
-    """Return the counter and the bytes of a keystream of which nothing was encrypted ahead."""
+    """Return the empty state of a keystream without bytes encrypted in advance: counter 0 and no bytes."""
     return 0, np.empty(0, dtype=np.uint8)
 
 
 class _Normals:
-    """Scratch of one thread for blocks of normal draws, of at most `pairs` pairs each."""
+    """Scratch memory of one thread for blocks of normal draws, with at most `pairs` pairs each."""
 
     def __init__(self, kind: _Kind, pairs: int) -> None:
         self._kind = kind
@@ -228,7 +228,7 @@ class _Normals:
         self._angle = np.empty(pairs, dtype=kind.real)
 
     def fill(self, part: Array, stream: _Stream, first: int) -> None:
-        """Fill `part` with draws from the keystream at a counter."""
+        """Fill `part` with normal draws, from the keystream at the counter `first`."""
         kind, pairs = self._kind, (len(part) + 1) // 2
         stream.write(self._raw, pairs * kind.pair, first)
         radius = self._rayleigh(self._raw[: 8 * pairs].view(np.int64))
@@ -257,10 +257,10 @@ class _Normals:
 
 
 class KeyedSource(SecureSource):
-    """Source of secure noise that follows from a secret key and the keys of its children.
+    """Source of secure noise determined by a secret key and the arguments of `child`, for secure sums.
 
-    Every object draws its stream from the beginning. Make one for each question, by `child` with all parts of the
-    question: then an answer that is computed twice is the same answer.
+    Every object begins its stream anew. Make one for each question, by `child` with all parts of the question. Then an
+    answer computed twice has the same noise.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ class KeyedSource(SecureSource):
         self._key, self._keyed = key, _KeyedStream(key)
 
     def child(self, *key: Key) -> "KeyedSource":
-        """Make the source that belongs to a further key; the same key always gives the same noise."""
+        """Make the source for further key parts; equal parts always give the same noise."""
         text = repr([(type(part).__name__, part) for part in key])
         return KeyedSource(hmac.digest(self._key, text.encode(), hashlib.sha256))
 
@@ -283,7 +283,7 @@ class KeyedSource(SecureSource):
         return self._keyed
 
     def __repr__(self) -> str:
-        """Name the class: the key is the noise."""
+        """Return only the class's name, as the key determines the noise."""
         return "KeyedSource()"
 
 
@@ -294,5 +294,5 @@ class _KeyedStream(_Stream):
 
 
 def source_of(seed: int | None) -> Source:
-    """Return a secure source, or with a seed a reproducible one."""
+    """Return a secure source, or a reproducible one if a seed is given."""
     return SecureSource() if seed is None else ReproducibleSource(seed)

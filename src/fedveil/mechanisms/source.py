@@ -21,18 +21,18 @@ Key = int | str
 
 
 def _digest(*key: Key) -> int:
-    """Return 128 bits of a key, the same on every machine and in every process."""
+    """Return a 128-bit hash of a key, the same on every machine and in every process."""
     text = repr([(type(part).__name__, part) for part in key])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
 
 
 def keyed_seed(*key: Key) -> int:
-    """Return a 32-bit seed from a key for torch's generators, which keep no more bits. Never use it for noise."""
+    """Return a 32-bit seed from a key, for PyTorch's generators (they use no more bits). Never use it for noise."""
     return _digest(*key) & ((1 << 32) - 1)
 
 
 class _Key(ISeedSequence):
-    """Seed of a Philox generator that returns the 128 bits of a key."""
+    """Seed sequence for a Philox generator whose words are the 128 bits of a key."""
 
     def __init__(self, key: int) -> None:
         low, high = key & ((1 << 64) - 1), key >> 64
@@ -43,14 +43,14 @@ class _Key(ISeedSequence):
 
 
 def _philox(key: int) -> np.random.Philox:
-    """Make ``np.random.Philox(key=key)`` in less than half of the time."""
+    """Make ``np.random.Philox(key=key)`` in less than half the time."""
     return np.random.Philox(cast(Any, _Key(key)))
 
 
 class Source(ABC):
-    """Stream of randomness: successive draws differ, and `child` makes a fresh stream.
+    """Base class of sources of randomness: a stream of draws, and `child` for independent streams.
 
-    A source is never pickled, because a copy would draw the same noise twice.
+    A source cannot be pickled, because a copy would draw the same noise again.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class Source(ABC):
 
     @abstractmethod
     def child(self, *key: Key) -> "Source":
-        """Make a fresh stream for a key such as (round, partition, purpose, attempt)."""
+        """Make an independent source for a key such as (round, partition, purpose, attempt)."""
 
     @abstractmethod
     def uniform(self, size: int) -> Tensor:
@@ -97,7 +97,7 @@ class Source(ABC):
         return self.uniform(1).item()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied."""
+        """Refuse pickling and copying."""
         raise TypeError(
             "a source of randomness cannot be pickled or copied: key a child for the other process"
         )
@@ -107,7 +107,7 @@ class Source(ABC):
 
 
 class ReproducibleSource(Source):
-    """Source that draws the same noise again from its seed: for experiments and tests, not for deployment.
+    """Source that repeats its noise from a seed: for experiments and tests, not for deployment.
 
     Parameters
     ----------
@@ -147,14 +147,14 @@ class ReproducibleSource(Source):
         return np.random.Generator(_philox(_digest("noise", self._seed, *self._key)))
 
     def child(self, *key: Key) -> "ReproducibleSource":
-        """Make a fresh stream; the same key always gives the same one."""
+        """Make an independent source for a key; equal seeds and keys give the same source."""
         begun = self._children.pop(key, None)
         if begun is not None:
             return begun
         return ReproducibleSource(self._seed, _key=(*self._key, *key))
 
     def _stream(self) -> np.random.Generator:
-        """Return the generator behind the draws that were handed out."""
+        """Return the generator, after waiting for draws that began in a thread; unused ones are dropped."""
         if self._begun is not None:
             if self._used < len(self._begun.result()):  # more were drawn than were handed out
                 self._generator = self._fresh()
@@ -200,12 +200,12 @@ class ReproducibleSource(Source):
         return (float(self._stream().integers(0, 1 << 53)) + 0.5) / (1 << 53)
 
     def __repr__(self) -> str:
-        """Name the class only: the seed is the noise."""
+        """Return only the class's name, as the seed determines the noise."""
         return "ReproducibleSource(not for deployment)"
 
 
 def zeros(d: int) -> Tensor:
-    """Return float64 zeros [d]; a long one has huge pages of its own, which go back to the system when it is freed."""
+    """Return float64 zeros [d]; long ones get huge pages, which return to the system when they are freed."""
     if d < 1 << 19 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(d, dtype=torch.float64)
     room = mmap.mmap(-1, 8 * d, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -215,9 +215,9 @@ def zeros(d: int) -> Tensor:
 
 
 def begin_normals(source: Source, size: int, *key: Key) -> None:
-    """Draw in a thread the first float64 normals of a reproducible source's next child of a key.
+    """Start drawing, in a thread, the first `size` float64 normals of a reproducible source's child for a key.
 
-    The bits are the same, and draws that nobody asks for are dropped. Other sources draw when they are asked.
+    The bits are those of an ordinary draw, and unused draws are dropped. For other sources nothing is done.
     """
     if not isinstance(source, ReproducibleSource):
         return
@@ -228,7 +228,7 @@ def begin_normals(source: Source, size: int, *key: Key) -> None:
 
 
 class NoSource(Source):
-    """Source without randomness, for a party that declares to add no noise: every draw is refused."""
+    """Source without randomness; it refuses every draw. For a party that adds no noise."""
 
     kind = "none"
     deployable = True
@@ -237,7 +237,7 @@ class NoSource(Source):
         return self
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Refuse to draw, as the other methods do."""
+        """Refuse to draw, as all draws of this source."""
         raise FieldError(
             "trust",
             "central",

@@ -132,7 +132,7 @@ def require_method(field: str, name: str) -> str:
 def formerly(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's values in their former form, where the method's name also named the sum.
 
-    Keys of stored results are made from that form, so that old results stay valid.
+    Keys of stored results are made from that form. So old results stay valid.
     """
     if values.get("method") != "record":
         return dict(values)

@@ -52,7 +52,7 @@ class GlobalDP(CentralNoise):
     derived_from: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse combinations that cannot work, and a noise multiplier that is neither given nor determined."""
+        """Refuse combinations of parameters that cannot work, such as neither a noise multiplier nor an epsilon."""
         self._require_names()
         if self.epsilon is not None:
             object.__setattr__(self, "noise_multiplier", self._calibrated(self.epsilon))

@@ -1,7 +1,7 @@
 """Group privacy for personalised models: Laplace noise on each client, k-means on the server.
 
 Source: the group-privacy paper, Algorithms 1 and 2. Trust model: untrusted server. The server broadcasts k hypotheses.
-A client trains the one that fits its data best, and sends that *model* plus n-dimensional Laplace noise with epsilon =
+A client trains the best one for its data. It sends the trained *model* plus n-dimensional Laplace noise with epsilon =
 n / (nu * ||delta||). The server clusters the received models by k-means, which starts at the hypotheses. It is a
 heuristic, as epsilon depends on the length ||delta|| of the private step. The leakage n / nu of a participation is
 public and adds up. The client's choice of a hypothesis is private too. Its protection depends on the distance between

@@ -47,9 +47,9 @@ class MetricPrivacy(CentralNoise):
 
     Notes
     -----
-    A single client must not switch the noise off by a huge update. So updates longer than 10 times the
-    (lower) median length are left out of the distance, and the report counts them. If fewer than two models remain, or
-    they are identical (d = 0), the round uses the global scale z * C / n and the report says so.
+    A single client must not switch the noise off by a huge update. So updates longer than 10 times the (lower) median
+    length are left out of the distance, and the report counts them. If fewer than two models remain, or they are
+    identical (d = 0), the round uses the global scale z * C / n. The report says so.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sides without noise: a client that trusts the server, a server that only aggregates, and IFCA.
+"""Methods without noise: a plain client and server, and IFCA.
 
 IFCA: personalised models by clusters, the baseline of group privacy. Source: Ghosh et al. 2020 (arXiv 2006.04088),
 model averaging. Trust model: the server is trusted. It broadcasts k hypotheses. A client trains the hypothesis that

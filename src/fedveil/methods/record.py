@@ -73,7 +73,8 @@ class RecordDP(RecordPromise, ClientDefaults):
         With ``sum="secure"``: learning rate of the server's step; by default that of local training, if the engine
         knows it.
     units : int
-        With ``sum="secure"``: a public number of examples (persons) that no site exceeds, so that sums do not overflow.
+        With ``sum="secure"``: public upper limit on a site's number of examples (persons), so that sums do not
+        overflow.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Operator's half of a Flower node: what may run there; only replies of the privacy mod leave."""
+"""Flower node of an operator: which code may run there, its isolation, and checks of the site."""

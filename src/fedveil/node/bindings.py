@@ -1,4 +1,4 @@
-"""Finding of a site's check: whether one thing is enforced there, and why."""
+"""Result of one check of a site: whether a policy is enforced there, and why."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,14 @@ State = Literal["yes", "no", "not seen"]
 
 @dataclass(frozen=True)
 class Binding:
-    """Finding about one thing on which the enforcement of a policy depends.
+    """Result of a check of one thing on which a policy's enforcement depends.
 
     Attributes
     ----------
     what : str
         Thing that was checked.
     binds : {"yes", "no", "not seen"}
-        Whether the policy is enforced there, or the thing is in order.
+        Whether the policy is enforced there ("not seen": this cannot be checked from here).
     why : str
         Reason in words.
     needed : bool

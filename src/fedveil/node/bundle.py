@@ -1,4 +1,4 @@
-"""App bundle (FAB) in memory: hash and code come from the same bytes, which are read once.
+"""App bundle (FAB) of Flower in memory: hash and code come from the same bytes, which are read once.
 
 An approval is an Ed25519 signature over the hash and the approval's last day. It is a line of text in the run's
 configuration (`APPROVAL`); nothing else in that configuration is trusted.
@@ -29,7 +29,7 @@ PYPROJECT = "pyproject.toml"
 
 
 class Bundle:
-    """App bundle.
+    """App bundle of a run, with its hash and its files.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Bundle:
 
     @property
     def client(self) -> str:
-        """``"module:attribute"`` of its ClientApp."""
+        """``"module:attribute"`` of the bundle's ClientApp."""
         return str(self._pyproject()["tool"]["flwr"]["app"]["components"]["clientapp"])
 
     def files(self) -> dict[str, bytes]:
@@ -62,7 +62,7 @@ class Bundle:
         Raises
         ------
         FieldError
-            If the bundle is not an archive, too large, or has a path that leads out of it.
+            If the bundle is no archive, is too large, or has a path to outside the archive.
         """
         try:
             with zipfile.ZipFile(BytesIO(self.content)) as archive:
@@ -92,14 +92,15 @@ class Bundle:
 
 
 class BundleImporter(MetaPathFinder):
-    """Importer of a bundle's modules from memory; its other files are in a folder.
+    """Importer of a bundle's modules from memory; the bundle's other files are in a folder.
 
     Parameters
     ----------
     files : dict of str to bytes
         Files as in `Bundle.files`.
     folder : Path
-        Empty folder. Modules are named as if they were there, so that code finds its data beside itself.
+        Empty folder for the other files. Modules get ``__file__`` paths in it, so that code finds its data next to
+        itself.
     """
 
     def __init__(self, files: dict[str, bytes], folder: Path) -> None:
@@ -111,7 +112,7 @@ class BundleImporter(MetaPathFinder):
                 path.write_bytes(data)
 
     def install(self) -> None:
-        """Put this importer first, as Flower does with an app's folder."""
+        """Put this importer first in ``sys.meta_path``, as Flower does with an app's folder."""
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -131,7 +132,7 @@ class BundleImporter(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Loader that has the source in memory, and never looks at a file with that path."""
+    """Loader with the module's source in memory; it never reads a file."""
 
     def __init__(self, fullname: str, path: str, source: bytes) -> None:
         super().__init__(fullname, path)
@@ -159,12 +160,12 @@ def make_signer(path: str | Path) -> str:
 
 
 def approve(path: str | Path, sha256: str, until: date) -> str:
-    """Approve a bundle, to the end of a day (UTC).
+    """Sign an approval of a bundle, valid to the end of a day (UTC).
 
     Raises
     ------
     FieldError
-        If the key cannot be used, or the day is over.
+        If the key cannot be used, or the day is past.
     """
     if until < datetime.now(UTC).date():
         raise FieldError("until", until.isoformat(), "is over")
@@ -173,7 +174,7 @@ def approve(path: str | Path, sha256: str, until: date) -> str:
 
 
 def approved(signers: Sequence[str], sha256: str, approval: object, now: datetime) -> bool:
-    """Whether one of the public keys approved a bundle, and the approval is still valid."""
+    """Whether an approval of a bundle was signed by one of the public keys and is still valid."""
     if not isinstance(approval, str):
         return False
     form = _FORM.fullmatch(approval)

@@ -1,7 +1,7 @@
-"""Filter (seccomp) of the system calls that a bundle's own code may not make; its process keeps the filter to its end.
+"""Filter (seccomp) that refuses some system calls of a bundle's own code, for the whole life of its process.
 
-It refuses effects of one process on another through the system. These are locks, leases and watches of files, keys,
-tables of the system for a user or for everybody, priorities, and new namespaces, in which a process would start over.
+It refuses calls by which one process can influence another through the system. These are locks, leases and watches of
+files, keys, system-wide tables of a user, priorities, and new namespaces, in which a process would start over.
 """
 
 import ctypes
@@ -76,18 +76,18 @@ _ALLOW: Step = (_END, 0, 0, 0x7FFF0000)
 
 
 class CallFilter(ctypes.Structure):
-    """Program for ``prctl(PR_SET_SECCOMP)``."""
+    """Filter program in the form that ``prctl(PR_SET_SECCOMP)`` takes."""
 
     _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_char_p)]
 
 
 def call_filter() -> CallFilter:
-    """Return the filter for this machine.
+    """Build the filter for this machine.
 
     Raises
     ------
     OSError
-        If the numbers of the machine's calls are not known.
+        If the numbers of this machine's system calls are not known.
     """
     name = os.uname().machine
     if name not in _MACHINES:
@@ -122,23 +122,23 @@ def call_filter() -> CallFilter:
 
 
 def _unless(test: Step) -> list[Step]:
-    """Return steps that refuse unless the test skips one step."""
+    """Return filter steps that refuse the call unless the test holds and skips one step."""
     return [test, _REFUSE]
 
 
 def _asked(number: int, block: list[Step]) -> list[Step]:
-    """Return a block, which ends with a decision, for one call only."""
+    """Return filter steps that apply a block (with a final decision) to one system call only."""
     return [(_EQUAL, 0, len(block), number), *block]
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[Step]:
-    """Return steps that allow only these values of a 32-bit argument."""
+    """Return filter steps that allow the call only for these values of a 32-bit argument."""
     tests = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [(_LOAD, 0, 0, argument), *tests, _REFUSE, _ALLOW]
 
 
 def _reads_core() -> list[Step]:
-    """Return steps that refuse a new limit of core dumps; C libraries read limits by the same call without a new one."""
+    """Return filter steps that allow reading the limit of core dumps and refuse setting it (C libraries use one call)."""
     return [
         (_LOAD, 0, 0, _SECOND),
         (_EQUAL, 0, 5, _CORE),  # else: allow

@@ -1,4 +1,4 @@
-"""Answers of a node to a message: a reply from the privacy mod, or one of two constant texts."""
+"""Answers of a node to messages: the privacy mod's reply, or one of two constant texts."""
 
 import json
 import os
@@ -47,16 +47,16 @@ SLACK = 300.0  # seconds by which a file may appear newer than now
 
 @dataclass(frozen=True)
 class NodePolicy:
-    """Policy file of a node.
+    """Policy of a node, read from its file.
 
     Attributes
     ----------
     path : Path
         Path of the file.
     costs : Policy
-        Policy of releases, for the mod.
+        Policy of releases, for the privacy mod.
     admission : Admission
-        Table of what may run, with absolute folders.
+        Code that may run (the table `[node]`), with absolute folders.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class NodePolicy:
 
     @classmethod
     def read(cls, path: str | Path) -> "NodePolicy":
-        """Read the file.
+        """Read a node's policy file.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class NodePolicy:
         return cls(file, replace(policy, node=None), rules)
 
     def clock(self) -> str:
-        """Return the reason why the clock cannot be right: a file of the node was written later than now; else ""."""
+        """Return the reason why the clock must be wrong (a file of the node was written after now); "" if none is seen."""
         files = [self.path]
         for folder in self.folders():
             if folder.is_dir():
@@ -113,12 +113,12 @@ class NodePolicy:
 
 
 def require_private(path: Path, closed: int, what: str) -> None:
-    """Refuse a file that is missing, belongs to another user, or is open to others in one of the ways `closed`.
+    """Refuse a file that is missing, belongs to another user, or has a permission in the mask `closed`.
 
     Raises
     ------
     FieldError
-        For such a file; the text names it by `what`.
+        If it does; the text names the file by `what`.
     """
     try:
         about = path.stat()
@@ -134,7 +134,7 @@ def require_private(path: Path, closed: int, what: str) -> None:
 def answer(
     path: str | Path, message: Message, context: Context, run: Run, content: bytes
 ) -> Message:
-    """Answer a message of a run with this app bundle; nothing is raised.
+    """Answer a message of a run with this app bundle; errors become a reply with a constant text.
 
     Parameters
     ----------
@@ -148,9 +148,9 @@ def answer(
     Returns
     -------
     Message
-        Reply of the privacy mod, or an error with one of `WORDS`. The reason is only in the node's log and in
-        `DECISIONS` beside the policy: a line of JSON for each message, with the rule that refused it. If that line
-        cannot be written, nothing leaves.
+        Reply of the privacy mod, or an error with one of `WORDS`. The reason is only in the node's log and in the file
+        `DECISIONS` next to the policy. That file has a line of JSON for each message, with the rule that refused it. If
+        the line cannot be written, nothing is sent.
     """
     bundle, code = Bundle(content), FAILED
     reason: str | None = ""
@@ -178,14 +178,14 @@ def answer(
 
 
 def _refused_by(decision: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the reason of a refusal or failure; empty if a decision allowed what then failed."""
+    """Return a decision if it is a refusal or failure; else an empty one, as the failure came later."""
     return decision if decision.get("verdict") in ("refused", "failed") else {}
 
 
 def _record(
     policy: Path, message: Message, run: Run, app: str, decision: Mapping[str, Any]
 ) -> None:
-    """Write a decision beside the policy, for its operator."""
+    """Append a decision to the file `DECISIONS` next to the policy, for the node's operator."""
     about = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": str(run.run_id),
@@ -247,7 +247,7 @@ def _answer(
 
 
 def own_client(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
-    """Load the operator's own client, and the options that its code gives to the mod."""
+    """Load the operator's own client app; return it with the options that its code passes to the privacy mod."""
     with protected_outside() as calls:
         app = load_app(reference)
     if any(call != calls[0] for call in calls):
@@ -259,7 +259,7 @@ def own_client(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
 def _foreign(
     bundle: Bundle, node: NodePolicy, context: Context
 ) -> tuple[ClientAppCallable, dict[str, Any]]:
-    """Prepare the bundle's client, which runs in its own process."""
+    """Prepare a bundle's client, which will run in its own process; return it with the mod's options."""
     if not any("method" in keys for keys in privacy_keys(context)):
         accepted = "is in neither the node's configuration nor the run's, and what a bundle's code says (as "
         accepted += "privacy_mod(layout, method)) is not asked: write it into the SuperNode's --node-config, or let "
@@ -277,7 +277,7 @@ def _foreign(
 
 
 def private_folders(node: NodePolicy, config: Mapping[str, Any]) -> list[Path]:
-    """List the folders of all ledgers, heads, keys and policies that a node's policy and configuration name."""
+    """List the folders of all ledgers, heads, keys and policies named in a node's policy and configuration."""
     folders = [node.path.parent, *node.folders()]
     for name in ("ledger", "head"):
         if f"{PREFIX}{name}" in config:
@@ -289,7 +289,7 @@ def private_folders(node: NodePolicy, config: Mapping[str, Any]) -> list[Path]:
 
 
 def _require_seen(config: Mapping[str, Any], hidden: Sequence[Path]) -> None:
-    """Refuse data of a bundle's code in a hidden folder, as each of its answers would be a zero update."""
+    """Refuse a configuration whose data are in a folder hidden from the bundle's code: it could only answer zeros."""
     for key, value in config.items():
         if key.startswith(PREFIX) or not isinstance(value, str) or os.sep not in value:
             continue
@@ -302,7 +302,7 @@ def _require_seen(config: Mapping[str, Any], hidden: Sequence[Path]) -> None:
 
 
 def _layout_of(content: RecordDict) -> Layout:
-    """Return the layout of a request's arrays, all of which is protected, so that no word of the app can leak something."""
+    """Return a layout that shares and protects every array of a request, independent of the app's claims."""
     arrays = content.get(ARRAYS)
     if HELLO in content or not isinstance(arrays, ArrayRecord):
         return Layout.from_shapes({"greeting": (1,)})

@@ -1,10 +1,10 @@
 """Isolation of a bundle's own code from network, disk and other processes (Linux, user namespaces, no privileges).
 
-The code has a network without interfaces. It sees every file system read-only, except folders in memory, and the
-folders of the node's ledgers, heads, keys and policy as empty. It sees no disk devices, no socket that was bound to a
-file before (as far as the node's network lists them), and only its own processes, which all end with the first. System
-calls that reach others are refused (`calls`). Left to it are time, memory and processor, reading what else the node's
-user can read, and the channels in docs/foreign-code.md.
+The code has a network without interfaces. File systems are read-only for it, except folders in memory. The folders of
+the node's ledgers, heads, keys and policy look empty. Disk devices and existing sockets are hidden (as far as the
+node's network lists them). It sees only its own processes, which all end with the first one. System calls that affect
+others are refused (`calls`). The code can still use time, memory and processor, read other files of the node's user,
+and use the channels in docs/foreign-code.md.
 """
 
 import ctypes
@@ -56,17 +56,17 @@ class _MountAttributes(ctypes.Structure):
 
 
 def isolate(folder: Path, hidden: Sequence[Path] = ()) -> None:
-    """Continue in an isolated process, which stays isolated whatever program it becomes; `folder` stays writable.
+    """Continue in an isolated child process; it stays isolated if it starts another program. `folder` stays writable.
 
-    The caller must have one thread. It waits for the process, ends all processes that this one leaves behind, and exits
-    with its code.
+    The caller must have one thread. It waits for the child, ends all processes that the child leaves behind, and exits
+    with the child's code.
 
     Parameters
     ----------
     folder : Path
-        Folder of the process, in memory.
+        Folder in memory for the process's own files.
     hidden : sequence of Path
-        Folders that the process sees as empty.
+        Folders that look empty to the process.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def isolate(folder: Path, hidden: Sequence[Path] = ()) -> None:
 
 
 def _opens_more(place: str) -> bool:
-    """Whether a file is a socket or a disk, which a read-only file system does not close."""
+    """Whether a path is a socket or a disk device; a read-only file system does not protect these."""
     try:
         mode = os.stat(place).st_mode
     except OSError:
@@ -145,7 +145,7 @@ def _opens_more(place: str) -> bool:
 
 
 def _set_limits() -> None:
-    """Lower one message's limits on resources that all processes of a user share; nothing raises them again."""
+    """Lower the limits on resources that all processes of a user share; the process cannot raise them again."""
     import resource  # there is none on Windows
 
     for name, most in _LIMITS.items():
@@ -156,7 +156,7 @@ def _set_limits() -> None:
 
 
 def _wait_for_child() -> None:
-    """Return in a child process that ends with this one; this process waits for it and exits with its code."""
+    """Fork and return in the child. This process waits for the child and exits with its code; the child ends with it."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -173,18 +173,18 @@ def _wait_for_child() -> None:
 
 
 def end_with_parent() -> None:
-    """Have this process killed when the process that started it ends."""
+    """Let the system kill this process when its parent ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, 9, 0, 0, 0)
 
 
 def require_hidden(folders: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the real paths of the folders that a bundle's code will see as empty, without folders inside others.
+    """Return the real paths of folders to hide, without those inside another one.
 
     Raises
     ------
     FieldError
-        If one of them contains files of Python itself.
+        If a folder contains files of Python itself.
     """
     real = sorted({folder.resolve() for folder in folders if folder.is_dir()})
     needed = {
@@ -206,7 +206,7 @@ def require_hidden(folders: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def require_isolation(folder: Path, hidden: Sequence[Path] = ()) -> None:
-    """Refuse in advance if a process cannot be isolated on this machine.
+    """Check that processes can be isolated on this machine.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def require_isolation(folder: Path, hidden: Sequence[Path] = ()) -> None:
     Raises
     ------
     FedVeilError
-        For such a machine, with the reason.
+        If they cannot; the text gives the reason.
     """
     command = [sys.executable, "-P", "-m", "fedveil.node.isolation", str(folder), *map(str, hidden)]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

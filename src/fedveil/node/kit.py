@@ -1,4 +1,4 @@
-"""Startup kit of a FLARE site, read field by field: what restricts a job there, and what does not.
+"""Check of a FLARE site's startup kit: what restricts a job there, and what does not.
 
 Three files of the kit's folder ``local`` decide: ``privacy.json``, ``resources.json`` and ``authorization.json``. If
 one is missing, FLARE reads its ``.default``. Nothing is written, and no job is started.
@@ -35,7 +35,7 @@ def is_kit(folder: str | Path) -> bool:
 
 
 def check_kit(folder: str | Path) -> list[Binding]:
-    """Return findings on a FLARE site's protection, and on what a job could do beside it."""
+    """Check a FLARE site's protection, and what a job could do besides; return a result for each check."""
     local = Path(folder).resolve() / "local"
     findings: list[Binding] = []
     for name, look in (
@@ -60,7 +60,7 @@ def check_kit(folder: str | Path) -> list[Binding]:
 
 
 def _read(local: Path, name: str) -> dict[str, Any]:
-    """Return a file of the kit, or its default."""
+    """Read a file of the kit, or FLARE's default if it is missing."""
     for file in (local / name, local / f"{name}.default"):
         if file.exists():
             try:
@@ -114,7 +114,7 @@ def _of_scopes(scopes: list[SiteScope], default: Any) -> Iterator[Binding]:
 
 
 def _of_filter(arguments: Mapping[str, Any]) -> Iterator[Binding]:
-    """Yield findings on the filter's arguments, as the filter itself judges them, and on its ledger."""
+    """Yield results on the filter's arguments (checked by the filter's own code) and on its ledger."""
     from fedveil.engines.nvflare.filters import PrivacyFilter  # needs FLARE, as the site does
 
     what = "privacy.json PrivacyFilter"
@@ -231,7 +231,7 @@ def _listed(path: str, listed: list[Any]) -> bool:
 
 
 def _of_rights(values: Mapping[str, Any]) -> Iterator[Binding]:
-    """Yield findings on who may bring code, as no filter can restrict code at a site."""
+    """Yield results on who may bring code to the site; no filter can restrict such code."""
     roles = values.get("permissions")
     if not isinstance(roles, Mapping):
         raise FieldError("authorization.json permissions", roles, "must be a table of roles")

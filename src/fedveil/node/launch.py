@@ -1,7 +1,7 @@
-"""Command in place of Flower's ``flwr-clientapp``; in place of Flower's other task commands it refuses.
+"""Command that Flower starts in place of its own ``flwr-clientapp``; Flower's other task commands are refused.
 
 Flower's SuperExec starts it by name for one message. It takes the message from the SuperNode, gets the reply from
-`guard.answer`, and returns that. It installs nothing and sends no log. After a failure before the reply it sends
+`guard.answer`, and returns it. It installs nothing and sends no log. After a failure before the reply it sends
 nothing.
 """
 
@@ -23,7 +23,7 @@ REPLIES = (CLIENT, "flwr-agentapp")  # kinds of task for which a message of the 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one task: ``POLICY COMMAND`` and then Flower's own arguments of that command."""
+    """Run one task. The arguments are ``POLICY COMMAND``, and then Flower's own arguments of that command."""
     policy, task, *rest = argv
     try:
         from flwr.common.args import add_args_flwr_app_common
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def end_with_starter() -> None:
-    """End this process soon after the process that started it has ended, for whatever reason."""
+    """End this process soon after its parent has ended, in a thread that checks this."""
     starter = os.getppid()
 
     def watch() -> None:

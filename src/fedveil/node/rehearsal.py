@@ -1,7 +1,7 @@
 """Rehearsal: one step of an operator's own training on the site's own data, for the operator only; nothing is released.
 
-In a run the mod answers a training failure with protected zeros, which a server cannot notice. An operator should
-notice it. Here the code runs as in a run, its answer is checked and dropped, and no ledger is opened.
+In a run the privacy mod answers a training failure with protected zeros, so nobody may notice it. Here the code runs as
+in a run, its answer is checked and dropped, and no ledger is opened.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ NAMED = 6  # entries of a model that are listed by name
 
 
 def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """Let the operator's own client train once, and describe the result in words.
+    """Train once by the operator's own client, and describe the result in words.
 
     Parameters
     ----------
@@ -40,14 +40,14 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
     config : mapping
         Configuration of the node, as in the SuperNode's ``--node-config``.
     told : mapping
-        Values that a server's messages would have in their config, such as a learning rate.
+        Values for the config of a server's messages, such as a learning rate.
 
     Raises
     ------
     FieldError
-        If there is no client of the operator's own, or it names no layout.
+        If the operator has no own client, or the client names no layout.
     FedVeilError
-        If its training raises, or its answer cannot be protected.
+        If training raises an error, or its answer cannot be protected.
     """
     reference = NodePolicy.read(policy).admission.client
     if reference is None:
@@ -82,14 +82,14 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
 
 @contextmanager
 def _first_values(layout: Layout) -> Iterator[dict[str, Tensor]]:
-    """Let the app's strict `load_state_dict` find the entries that are not shared: those of the app's own model.
+    """Make the app's strict `load_state_dict` succeed in this context, by its own model's values for unshared entries.
 
-    In a run they stand beside the server's first arrays, and a rehearsal has no server.
+    In a run the server's first arrays hold these entries; a rehearsal has no server.
 
     Yields
     ------
     dict of str to Tensor
-        The values that were found in this way, by name.
+        Values used in this way, by name.
     """
     declared = {*layout.kept, *layout.constants}
     first: dict[str, Tensor] = {}
@@ -111,7 +111,7 @@ def _first_values(layout: Layout) -> Iterator[dict[str, Tensor]]:
 
 
 def _kept(content: RecordDict, layout: Layout, first: Mapping[str, Tensor]) -> str:
-    """Say which entries of the model stay at this node, which of them training changed, and where they come from."""
+    """Describe the unshared entries of the model: those that stay at the node, their origin, and changes by training."""
     names = [name for name in layout.kept if name in first]
     if not names:
         return ""
@@ -132,7 +132,7 @@ def _method_of(given: Any, context: Context) -> Method:
 
 
 def _made_up(layout: Layout, method: Method) -> Broadcast:
-    """Return a broadcast of small random models."""
+    """Make a broadcast of small random models."""
     generator = torch.Generator().manual_seed(0)
     models = torch.randn(method.server.hypotheses, layout.size, generator=generator) * SPREAD
     public = PublicFacts(round=1, rounds=method.planned or 1, cohort=2, dimension=layout.size)
@@ -140,7 +140,7 @@ def _made_up(layout: Layout, method: Method) -> Broadcast:
 
 
 def _looked_at(content: RecordDict, layout: Layout, broadcast: Broadcast) -> str:
-    """Describe an answer, and refuse one from which only zeros would leave."""
+    """Describe an answer, and refuse one for which the mod would send only zeros."""
     total = records.read_sum(content)
     if total:
         return f"trained: the sum of one step, {total[0].value.numel()} numbers. Nothing left, nothing was charged"

@@ -1,4 +1,4 @@
-"""Folder of a node: its policy, its ledger, and the commands that Flower starts in place of its own."""
+"""Folder of a node: its policy, its ledger, and commands that Flower starts in place of its own."""
 
 import json
 import os
@@ -29,7 +29,7 @@ QUIET = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLAT
 
 
 def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> Path:
-    """Make a node's folder, begin its ledger, and write the commands; return the policy's path.
+    """Set up a node: make its folder, begin its ledger, write its commands; return the policy's path.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
 
 
 def write_commands(site: Path) -> None:
-    """Write the commands that Flower starts by name; again after FedVeil or Python moved."""
+    """Write the commands that Flower starts by name; repeat this after FedVeil or Python was moved."""
     private_folder(site / BIN)
     for name in (CLIENT, *OTHERS):
         words = (sys.executable, "-P", "-m", "fedveil.node.launch", str(site / POLICY), name)
@@ -71,7 +71,7 @@ def write_commands(site: Path) -> None:
 
 
 def environment(site: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of processes that start tasks, in which our commands come before Flower's."""
+    """Return the environment for Flower's processes, in which the node's commands come before Flower's."""
     path = os.pathsep.join(
         [str(site / BIN), str(Path(sys.executable).parent), given.get("PATH", os.defpath)]
     )
@@ -79,12 +79,12 @@ def environment(site: Path, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(folder: str | Path, command: Sequence[str]) -> None:
-    """Become Flower's command (flower-supernode, or flower-superexec under isolation "process").
+    """Replace this process by Flower's command (flower-supernode, or flower-superexec under isolation "process").
 
     Raises
     ------
     FedVeilError
-        If the policy cannot be used, the command does not exist, or it already runs for this node.
+        If the policy is unusable, the command is not installed, or it already runs for this node.
     """
     site = Path(folder).resolve()
     NodePolicy.read(site / POLICY)
@@ -105,7 +105,7 @@ def start(folder: str | Path, command: Sequence[str]) -> None:
 
 
 def check_site(folder: str | Path) -> list[Binding]:
-    """Return findings on everything visible on which the policy's enforcement depends; nothing is written."""
+    """Check everything visible on which the policy's enforcement depends, without writing; return a result for each check."""
     site = Path(folder).resolve()
     try:
         node = NodePolicy.read(site / POLICY)
@@ -123,7 +123,7 @@ def check_site(folder: str | Path) -> list[Binding]:
 
 
 def rehearsed(folder: str | Path, node_config: str, train_config: str) -> Binding:
-    """Rehearse the operator's own client on the site's data; nothing is released, and no ledger is opened.
+    """Rehearse the operator's own client on the site's data (`rehearse`), and return the result as a check.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def rehearsed(folder: str | Path, node_config: str, train_config: str) -> Bindin
 
 
 def _pairs(option: str, text: str) -> dict[str, Any]:
-    """Read the values of ``key=value`` pairs, each in TOML's form."""
+    """Parse ``key=value`` pairs with values in TOML's form."""
     values: dict[str, Any] = {}
     for pair in shlex.split(text, posix=False):
         name, _, value = pair.partition("=")

@@ -1,6 +1,6 @@
-"""Process in which a bundle's own code runs: it gets one message, and gives an unprotected answer.
+"""Process for a bundle's own code: it gets one message, and returns an unprotected answer.
 
-The mod makes the reply from it, in the process that started this one.
+The privacy mod makes the reply from this answer, in the process that started this one.
 """
 
 import json
@@ -34,7 +34,7 @@ WORDS = "the app's own words"
 
 
 def load_app(reference: str) -> Any:
-    """Load the ClientApp that ``"module:attribute"`` names.
+    """Load a ClientApp by ``"module:attribute"``.
 
     Raises
     ------
@@ -53,18 +53,18 @@ def load_app(reference: str) -> Any:
 
 
 class Worker:
-    """Callable that runs a bundle's client once, in its own process.
+    """Run a bundle's client app in a process of its own, for one message.
 
     Parameters
     ----------
     bundle : Bundle
-        Bundle, whose bytes go to the process by a pipe.
+        Bundle; its bytes are sent to the process by a pipe.
     isolated : bool
-        Whether the process has no network and no disk.
+        Whether the process is isolated: without network and disk.
     seconds : float, optional
-        Seconds after which the process is ended.
+        Seconds after which the process is killed.
     hidden : sequence of Path
-        Folders that it sees as empty if it is isolated.
+        Folders that look empty to an isolated process.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Worker:
                 require_isolation(Path(folder), self._hidden)
 
     def __call__(self, message: "Message", context: "Context") -> "Message":
-        """Return the app's answer to a message; the app's own state goes into the context."""
+        """Return the app's answer to a message; the app's new state is stored in the context."""
         from flwr.app import Message
         from flwr.common.serde import recorddict_from_proto
         from flwr.proto.recorddict_pb2 import RecordDict as Proto
@@ -141,7 +141,7 @@ def _keep_end(stream: BufferedReader, held: bytearray, most: int) -> None:
 
 
 def _log_words(words: bytes) -> None:
-    """Write what an app printed into the node's log, each line marked and without terminal control characters."""
+    """Write an app's output into the node's log, with each line marked and control characters removed."""
     for line in words.decode(errors="replace").splitlines()[-MOST_LINES:]:
         _LOG.warning("%s: %s", WORDS, line)
 
@@ -184,7 +184,7 @@ def _unpacked(data: bytes, count: int) -> list[bytes]:
 
 
 def main(folder: str, *options: str) -> None:
-    """Isolate, become a program without capabilities, and answer the message on standard input."""
+    """Isolate this process, drop all capabilities, and answer the message on standard input."""
     end_with_parent()
     if options[:1] == ("--isolate",):
         isolate(Path(folder), [Path(place) for place in options[1:]])

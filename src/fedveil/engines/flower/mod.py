@@ -127,8 +127,8 @@ def privacy_mod(
     run : str, optional
         Name of the run in the ledger. Default: Flower's run id.
     trainer : PrivateTrainer, optional
-        Trainer for methods whose noise goes inside training, made like the one that training code uses. A failed client
-        answers with its noise.
+        Trainer for methods with noise inside training; make it as in the training code. A failed client answers with
+        its noise.
     site : Site or callable, optional
         Key of the site and pinned peers for secure sums, or ``partition -> Site``. Default: the key file in
         ``privacy.key`` of the node, and the policy's table ``[sum]``.
@@ -367,7 +367,7 @@ def read_settings(
 def _require_proposals(
     proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None
 ) -> None:
-    """Refuse keys in a run's configuration that only the node may set, or that no policy accepts."""
+    """Refuse keys in a run's configuration if only the node may set them, or no policy accepts them."""
     for key, value in proposed.items():
         if key in OWN:
             raise FieldError(

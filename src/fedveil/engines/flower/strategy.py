@@ -1,4 +1,4 @@
-"""Flower strategy that runs the server's half of every method, for any app whose clients run the privacy mod."""
+"""Flower strategy with the server's half of every method, for any app whose clients run the privacy mod."""
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping

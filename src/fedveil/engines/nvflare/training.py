@@ -97,7 +97,7 @@ class OwnTraining:
         Raises
         ------
         FieldError
-            For a module that is not installed, or a model, loss or option that does not work with the method.
+            For a missing module, or a model, loss or option that does not work with the method.
         """
         given, noisy = self._given, method.noisy
         local = LocalTraining(**given.local)
