@@ -221,6 +221,7 @@ $(LIGHTNING)/.installed: $(TEST)
 $(NEWEST)-%/.installed: $(TEST)
 	$(call above,$(NEWEST)-$*)
 	$(NEWEST)-$*/$(ABOVE) --upgrade $(if $(filter torch,$*),$(TORCH_ARGS) --no-deps) $*
+	@$(NEWEST)-$*/bin/python -c 'import torch' 2>/dev/null || { echo "this PyTorch asks for libraries of CUDA that are not here: take its CPU build, make newest-$* TORCH_ARGS=..."; exit 1; }
 	@touch $@
 
 $(NEWEST)/.installed: $(TEST)

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,33 @@ def instructions():
     return [(first, rest) for first, rest in lines]
 
 
-def test_what_is_copied_from_the_checkout_is_there():
-    copied = [
+def copied():
+    """What the image takes from the checkout."""
+    words = [
         words.split() for kind, words in instructions() if kind == "COPY" and "--from" not in words
     ]
-    sources = [source for *names, _ in copied for source in names]
-    assert {"src", "examples/deployment/hospital.py", "constraints.txt"} <= set(sources)
-    assert all((ROOT / source).exists() for source in sources)
+    return [source for *names, _ in words for source in names]
+
+
+def test_what_is_copied_from_the_checkout_is_there():
+    assert {"src", "examples/deployment/hospital.py", "constraints.txt"} <= set(copied())
+    assert all((ROOT / source).exists() for source in copied())
+
+
+@pytest.mark.slow
+def test_the_package_builds_from_what_is_copied_alone(tmp_path):
+    place = tmp_path / "image"
+    place.mkdir()
+    for source in copied():
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, place / source)
+        else:
+            shutil.copy(ROOT / source, place)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
+    command = [*pip, "--wheel-dir", str(tmp_path), str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.glob("fedveil-*.whl"))
 
 
 def test_it_ends_as_an_ordinary_user_whose_volumes_are_its_own():
