@@ -1,8 +1,8 @@
 """FedVeil: privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.
 
-Names of this module are stable from 0.1.0 on; names of its rooms are provisional (ARCHITECTURE.md). Each is imported
-when it is first used, so that ``fedveil --help`` does not wait for PyTorch. Experiments are in another package,
-`fedveil-lab`; without it, their names tell what to install.
+Names of this module are stable from 0.1.0 on; names of its subpackages are provisional (ARCHITECTURE.md). Each is
+imported on first use, so ``fedveil --help`` need not load PyTorch. Experiments are in another package, `fedveil-lab`;
+without it, their names raise an error with the command that installs it.
 """
 
 from typing import TYPE_CHECKING

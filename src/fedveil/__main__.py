@@ -1,4 +1,4 @@
-"""``python -m fedveil``."""
+"""The command line as ``python -m fedveil``."""
 
 from fedveil.cli import main
 

@@ -1,4 +1,4 @@
-"""Names under which a library of adapters saves a model's trained parameters."""
+"""Names under which an adapter library (PEFT) saves a model's trained parameters."""
 
 from importlib import import_module
 
@@ -13,7 +13,7 @@ def saved_names(module: nn.Module) -> dict[str, str]:
     Parameters
     ----------
     module : torch.nn.Module
-        Of any kind; for one that PEFT did not make there are none.
+        Model; if PEFT did not make it, the result is empty.
     """
     if not hasattr(module, "peft_config"):
         return {}

@@ -1,4 +1,4 @@
-"""Buffers of a model: constants stay as they are, statistics are written by training."""
+"""Buffers of a model: which are constants, and which are statistics that training writes."""
 
 import dis
 import inspect
@@ -27,16 +27,17 @@ _WRITING = {
 
 
 def persistent(module: nn.Module) -> list[str]:
-    """List the names in the state of a module that are no parameters."""
+    """List the entries of a module's state dictionary that are no parameters."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     return [name for name in module.state_dict() if name not in parameters]
 
 
 def statistics(module: nn.Module) -> list[str]:
-    """List the persistent buffers that training may write: all that are not found to be constants.
+    """List the persistent buffers that training may write: all except those found to be constants.
 
-    Constants are tables of positions, causal masks and frozen scales, for example. No method of the model's own classes
-    writes them, and no hook listens. If training writes one all the same, the trainer refuses it.
+    Constants are tables of positions, causal masks and frozen scales, for example. A buffer counts as constant if no
+    method of the model's classes writes it and the module has no hooks. If training changes a constant after all, the
+    trainer refuses the model.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def statistics(module: nn.Module) -> list[str]:
 
 
 def buffers_refused(module: nn.Module, names: list[str]) -> str:
-    """Say why a model with such buffers is refused, and what to do about each kind."""
+    """Explain why a model with these buffers is refused, and how to change each kind."""
     said = f"has buffers that are neither shared nor noised: {', '.join(names)}. "
     normal = []
     for name in names:
@@ -80,7 +81,7 @@ def buffers_refused(module: nn.Module, names: list[str]) -> str:
 
 
 def _owner(module: nn.Module, path: str) -> nn.Module | None:
-    """Return the submodule; None for extra state under a name that is no module's."""
+    """Return the submodule at a path; None if there is no module there (extra state)."""
     try:
         return module.get_submodule(path)
     except AttributeError:
@@ -88,12 +89,12 @@ def _owner(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def _listened(module: nn.Module) -> bool:
-    """Whether a hook, such as that of ``nn.utils.spectral_norm``, may write the module's state."""
+    """Whether a module has hooks, which may write its state (as ``nn.utils.spectral_norm`` does)."""
     return bool(module._forward_pre_hooks or module._forward_hooks or module._backward_hooks)
 
 
 def _written(kind: type[nn.Module]) -> Iterator[str]:
-    """Yield the names of attributes that methods of a class may write after it was built."""
+    """Yield the attribute names that methods of a class may write after construction."""
     for base in kind.__mro__:
         if base in (nn.Module, object):
             continue
@@ -104,7 +105,7 @@ def _written(kind: type[nn.Module]) -> Iterator[str]:
 
 
 def _stored(code: CodeType) -> Iterator[str]:
-    """Yield the names of attributes that code stores, or changes in place."""
+    """Yield the attribute names that a function's code assigns or changes in place."""
     loaded: set[str] = set()
     line: list[str] = []  # attributes that this line of code has loaded
     before = ""

@@ -1,7 +1,7 @@
-"""Checks of values by the type of the field that holds them, so that each condition is written once.
+"""Checks of values by their field's type, so that each condition is written once.
 
-They serve sections of a configuration and parameters of methods, rules, behaviours and training. It does not matter
-whether a value comes from a file, from Flower, from FLARE or from Python.
+They are used for configurations, and for parameters of methods, rules, behaviours and training. They apply equally to
+values from a file, from Flower, from FLARE and from Python.
 """
 
 import math
@@ -48,33 +48,33 @@ FieldRule = tuple[
 
 @dataclass(frozen=True)
 class Check:
-    """Mark of an ``Annotated`` type: `require` takes a field's name and value, and refuses a value out of range."""
+    """Check attached to an ``Annotated`` type: `require` takes a field's name and value, and refuses invalid values."""
 
     require: Require
 
 
 def require_share(field: str, value: Any) -> float:
-    """Return `value` as a float, refusing all but numbers above 0 and at most 1."""
+    """Return a number as a float; it must be above 0 and at most 1."""
     return require_number(field, value, lambda v: 0 < v <= 1, "must be above 0 and at most 1")
 
 
 def require_unit_interval(field: str, value: Any) -> float:
-    """Return `value` as a float, refusing all but numbers from 0 to 1."""
+    """Return a number as a float; it must be from 0 to 1."""
     return require_number(field, value, lambda v: 0 <= v <= 1, "must be in [0, 1]")
 
 
 def require_fraction(field: str, value: Any) -> float:
-    """Return `value` as a float, refusing all but numbers of at least 0 and below 1."""
+    """Return a number as a float; it must be at least 0 and below 1."""
     return require_number(field, value, lambda v: 0 <= v < 1, "must be at least 0 and below 1")
 
 
 def require_finite(field: str, value: Any) -> float:
-    """Return `value` as a float, refusing all but finite numbers."""
+    """Return a number as a float; it must be finite."""
     return require_number(field, value, math.isfinite, "must be a finite number")
 
 
 def require_names(field: str, values: Any, known: Iterable[str] | None = None) -> None:
-    """Refuse all but a list of names, if `known` is given of known ones. A table of names is refused, too."""
+    """Refuse anything but a list of names (of `known` names, if these are given)."""
     named = isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
     if not named:
         raise FieldError(field, values, 'must be a list of names, such as ["local"]')
@@ -85,18 +85,18 @@ def require_names(field: str, values: Any, known: Iterable[str] | None = None) -
 
 
 def require_text(field: str, value: Any) -> None:
-    """Refuse all but a text that is not blank."""
+    """Refuse anything but a text that is not blank."""
     if not isinstance(value, str) or not value.strip():
         raise FieldError(field, value, "must be a text in quotes")
 
 
 def require_unit(field: str, value: Any, units: Iterable[str]) -> str:
-    """Return the unit that an everyday word means: "person" for a patient, "client" for a hospital.
+    """Return the unit of privacy for an everyday word: "person" for "patient", "client" for "hospital".
 
     Raises
     ------
     FieldError
-        For a word that means none of `units`; none is guessed.
+        For a word without a known meaning among `units`.
     """
     known = list(units)
     if value in known:
@@ -108,7 +108,7 @@ def require_unit(field: str, value: Any, units: Iterable[str]) -> str:
 
 
 def require_whole(field: str, value: Any, least: int = 1) -> int:
-    """Return `value`, refusing all but whole numbers of type int: 3.0 is refused."""
+    """Return a number that must be of type int and at least `least`; 3.0 is refused."""
     if type(value) is not int:
         raise FieldError(field, value, "must be a whole number")
     return require_count(field, value, least=least)
@@ -151,25 +151,25 @@ RecordsOfPerson = Annotated[int, Check(partial(require_within, "records of a per
 
 
 class Parameters:
-    """Base of parameters' dataclasses: refuses a misspelt name, and a value that its field's type does not allow."""
+    """Base class of parameter dataclasses: it refuses misspelt names, and values that do not fit their field's type."""
 
     section: ClassVar[str] = ""  # errors name it before the field
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
-        """Check the names, and how many values have none."""
+        """Check the names of the arguments, and the number of those without a name."""
         refuse_unknown(cls.__init__, named, cls.section)
         if given:
             refuse_unnamed(cls.__name__, cls.__init__, given)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check the values. A subclass with rules between its fields calls this first."""
+        """Check the values. A subclass with further checks calls this first."""
         kind: Any = type(self)
         check_values(self, _of_dataclass(kind), self.section)
 
 
 def suggesting(function: F) -> F:
-    """Decorate a method so that wrong, missing and unnamed keywords, and values of a wrong type, are refused."""
+    """Decorator of a method: wrong, missing and unnamed keyword arguments, and values of a wrong type, are refused."""
     owner = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
@@ -185,7 +185,7 @@ def suggesting(function: F) -> F:
 
 
 def _refuse_absent(owner: str, function: Callable[..., Any], named: Mapping[str, Any]) -> None:
-    """Refuse a call that leaves out a keyword without a default."""
+    """Refuse a call without a required keyword argument."""
     for name, parameter in (_names(function) or {}).items():
         needed = parameter.kind is Parameter.KEYWORD_ONLY and parameter.default is Parameter.empty
         if needed and name not in named:
@@ -195,7 +195,7 @@ def _refuse_absent(owner: str, function: Callable[..., Any], named: Mapping[str,
 def refuse_unknown(
     function: Callable[..., Any], named: Mapping[str, Any], section: str = ""
 ) -> None:
-    """Refuse a keyword that a function does not have; the error names the nearest one that it has."""
+    """Refuse unknown keyword arguments of a function; the error names the nearest known one."""
     known = _names(function) if named else None
     if known is None or named.keys() <= known.keys():
         return
@@ -206,7 +206,7 @@ def refuse_unknown(
 
 
 def refuse_unnamed(owner: str, function: Callable[..., Any], given: Sequence[Any]) -> None:
-    """Refuse values without a name that a method does not take."""
+    """Refuse positional arguments that a method does not take."""
     known = _names(function)
     if known is None:
         return
@@ -225,20 +225,20 @@ def refuse_unnamed(owner: str, function: Callable[..., Any], given: Sequence[Any
 
 
 def within(section: str, name: str) -> str:
-    """Name a field as errors do: behind its section."""
+    """Return a field's name for errors, with its section: ``section.name``."""
     return f"{section}.{name}" if section else name
 
 
 @cache
 def _names(function: Callable[..., Any]) -> dict[str, Parameter] | None:
-    """Return the parameters of a function by name; None if it takes any name."""
+    """Return the parameters of a function by name; None if it accepts any keyword."""
     known = dict(signature(function).parameters)
     kinds = {parameter.kind for parameter in known.values()}
     return None if Parameter.VAR_KEYWORD in kinds else known
 
 
 def check_values(owner: object, rules: Iterable[FieldRule], section: str = "") -> None:
-    """Refuse an object whose fields break their rules; the error names the field within the section."""
+    """Check an object's fields by their rules; an error names the field with its section."""
     for name, others, require in rules:
         value = getattr(owner, name)
         if not isinstance(value, others):
@@ -246,9 +246,9 @@ def check_values(owner: object, rules: Iterable[FieldRule], section: str = "") -
 
 
 def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
-    """Read the rules of fields from their types: a `Check` behind ``Annotated``, a ``Literal``, a bool, `Parameters`.
+    """Derive the rules of fields from their types: a `Check` in ``Annotated``, a ``Literal``, a bool, `Parameters`.
 
-    In a union, such as ``Positive | None``, a value of another member passes.
+    In a union such as ``Positive | None``, values of the other members are accepted.
     """
     rules: list[FieldRule] = []
     for name, hint in hints:
@@ -263,7 +263,7 @@ def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
 
 
 def _required_by(member: Any) -> list[Require]:
-    """Return the checks that one member of a union asks for."""
+    """Return the checks for one member of a union type."""
     if get_origin(member) is Literal:
         return [partial(require_choice, choices=get_args(member))]
     marks = getattr(member, "__metadata__", ())

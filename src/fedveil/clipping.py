@@ -1,4 +1,4 @@
-"""Clipping of updates, flat and per layer."""
+"""Clipping of updates: to one norm, to one norm for each layer, or to a norm that adapts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def norms(updates: Tensor) -> Tensor:
 
 
 def require_finite(lengths: Tensor) -> Tensor:
-    """Return norms, refusing those of NaN or infinity."""
+    """Return norms, after refusing NaN and infinity."""
     if not torch.isfinite(lengths).all():
         accepted = (
             "must be finite: training diverged (lower its learning rate), or the reply is damaged"
@@ -65,10 +65,10 @@ def require_finite(lengths: Tensor) -> Tensor:
 def parts_of(
     rows: Rows, start: Tensor | None = None, width: int = WIDTH
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield blocks of n rows [d], or of these minus `start`, in float64.
+    """Yield blocks of n rows [d], or of the rows less `start`, in float64.
 
-    Each block has the places of its rows, its columns (cut at multiples of `width`) and its numbers. All blocks use the
-    same memory, which stays in the second-level cache.
+    Each item is the slice of rows, the slice of columns (cut at multiples of `width`), and the block's numbers. All
+    blocks use the same memory, which stays in the second-level cache.
     """
     _check(rows[0])
     d = rows[0].shape[0]
@@ -94,7 +94,7 @@ def parts_of(
 
 
 def blocks_of(n: int, d: int, least: int = 1024) -> list[slice]:
-    """Cut the columns of [n, d] into blocks of about 2^18 numbers, at least `least` wide, which fit the cache."""
+    """Divide the columns of [n, d] into blocks of about 2^18 numbers (but at least `least` wide), which fit into the cache."""
     width = max(least, _ELEMENTS // max(n, 1))
     return [slice(start, min(start + width, d)) for start in range(0, d, width)] or [slice(0, 0)]
 
@@ -106,18 +106,18 @@ def clip(
     *,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Scale updates down to a norm; updates within it keep their bits.
+    """Scale updates down to a norm; shorter updates are unchanged.
 
     Parameters
     ----------
     updates : Tensor
-        [d] or [n, d] (or 0-d), float32 or float64; each row is clipped by itself.
+        [d] or [n, d] (or 0-d), float32 or float64; each row is clipped alone.
     norm : float or mapping of str to float
         Bound C, or one bound for each layer (arrays or modules of the layout).
     layout : Layout, optional
-        Layout of the updates; needed for bounds per layer.
+        Layout of the updates; required if there is a bound for each layer.
     lengths : Tensor, optional
-        `norms` of the updates, if they are known; not with bounds per layer.
+        `norms` of the updates, if they are known; not if there is a bound for each layer.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def clip(
     Raises
     ------
     FieldError
-        For a bound beyond the limits of `fedveil.ranges`, integers, NaN, infinities, or layers that do not fit.
+        For a bound outside the limits of `fedveil.ranges`, integer updates, NaN, infinities, or wrong layer names.
     """
     if not isinstance(norm, Mapping):
         bound = require_bound("norm", norm)
@@ -151,9 +151,9 @@ def clip(
 class QuantileClip(Parameters):
     """Clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, arXiv 1905.03871).
 
-    After each round C <- C exp(-lr (b - quantile)), with the noised share b of updates within C. The share is a release
-    of its own. One client changes one bit, so the sum of bits has sensitivity 1 under every relation; an absent client
-    counts as a zero update within C.
+    After each round C <- C exp(-lr (b - quantile)), with the noised share b of updates within C. The share is a
+    separate release with its own cost. One client changes one bit, so the sum of bits has sensitivity 1 under every
+    relation. An absent client counts as a zero update within C.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class QuantileClip(Parameters):
     quantile : float
         Target share, in [0, 1].
     lr : float
-        Speed, in the exponent.
+        Learning rate in the exponent.
     bit_noise : float
         Standard deviation of the noise on the *sum* of the bits; the paper takes cohort / 20.
 
@@ -185,7 +185,7 @@ class QuantileClip(Parameters):
         Raises
         ------
         FieldError
-            If the noise carries C out of the range of floats.
+            If the noise moves C out of the allowed range.
         """
         share = (float((lengths <= norm).sum()) + self.bit_noise * noise) / len(lengths)
         after = norm * math.exp(min(-self.lr * (share - self.quantile), 700.0))
@@ -197,7 +197,7 @@ class QuantileClip(Parameters):
 
 
 def factors(lengths: Tensor, bound: float) -> Tensor:
-    """Return the factors that bring updates of these norms (float64) within a bound; 1 for those within."""
+    """Return the factors that scale updates of these norms (float64) down to a bound; 1 for shorter updates."""
     return torch.where(lengths > bound, bound * (1 - SHRINK) / lengths, torch.ones_like(lengths))
 
 
@@ -213,7 +213,7 @@ def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:
 
 
 def require_bound(field: str, value: float) -> float:
-    """Return a clipping norm as a float, refusing values beyond the limits of its kind."""
+    """Return a clipping norm as a float, after refusing values outside the allowed range."""
     return require_within("clip", field, value)
 
 

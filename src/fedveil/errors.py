@@ -1,4 +1,4 @@
-"""Errors and basic checks: every refusal names the field, the value and what is accepted."""
+"""Errors and basic checks. Every refusal names the field, the value, and what is accepted."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ _LARGEST = 2**63 - 1  # largest integer that other libraries take
 
 
 class FedVeilError(Exception):
-    """Base of every error that FedVeil raises on purpose.
+    """Base class of all errors that FedVeil raises on purpose.
 
     Examples
     --------
@@ -25,7 +25,7 @@ class FedVeilError(Exception):
 
 
 class FieldError(FedVeilError, ValueError):
-    """A value that cannot be used.
+    """Error for a value that cannot be used; it names the field, the value, and what is accepted.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class FieldError(FedVeilError, ValueError):
     value : object
         Value that was given; None if it is missing.
     accepted : str
-        Values that are accepted, and the fix where there is one.
+        Accepted values, and the fix if there is one.
 
     Examples
     --------
@@ -54,39 +54,38 @@ class FieldError(FedVeilError, ValueError):
 
 
 class HeuristicError(FedVeilError, ValueError):
-    """A request for the epsilon of a release that satisfies no definition of privacy."""
+    """Error: the epsilon of a release was requested that satisfies no definition of privacy."""
 
 
 class ReplyError(FedVeilError, ValueError):
-    """A client's reply that the server cannot use (wrong shape, NaN, missing model)."""
+    """Error: the server cannot use a client's reply (wrong shape, NaN, missing model)."""
 
 
 class BudgetError(FedVeilError):
-    """A release beyond the server's own privacy budget: the run stops with the last released model."""
+    """Error: a release would exceed a privacy budget. The run stops with the last released model."""
 
 
 class NoReplyError(FedVeilError):
-    """A round without a single valid reply."""
+    """Error: a round has too few usable replies."""
 
 
 class LedgerError(FedVeilError, ValueError):
-    """A ledger that was edited, shortened, or belongs to another run."""
+    """Error: a ledger was edited, shortened, or belongs to another run."""
 
 
 def cleaned(text: object, most: int = 200, keep: str = "") -> str:
-    """Make another party's words safe for a log, a terminal or a ledger: one line, escaped and cut.
+    """Make another party's text safe for a log, a terminal or a ledger: one line, escaped and cut.
 
-    Line breaks, control characters and invisible characters are escaped, and so are those that turn the direction of
-    a line.
+    Line breaks, control characters, invisible characters and changes of the writing direction are escaped.
 
     Parameters
     ----------
     text : object
-        Words of the other party.
+        Text of the other party.
     most : int
-        Characters that are kept.
+        Largest number of characters.
     keep : str
-        Characters that stay as they are.
+        Characters that are not escaped.
     """
     short = str(text)[: most + 1]
     shown = "".join(_escaped(sign, keep) for sign in short[:most])
@@ -100,37 +99,37 @@ def _escaped(sign: str, keep: str) -> str:
 
 
 def damaged(field: str, file: object, error: Exception, fix: str) -> FieldError:
-    """Make the refusal of a file that cannot be read.
+    """Make the error for a file that cannot be read.
 
     Parameters
     ----------
     field : str
-        What the file holds, or the option that named it.
+        Kind of the file, or the option that named it.
     file : path or str
-        The file, with its line where that is known.
+        Path of the file, with the line if it is known.
     error : Exception
-        The reason; a `KeyError` names what the file lacks.
+        Reason; a `KeyError` names a missing entry.
     fix : str
-        What to do.
+        Advice on what to do.
     """
     why = f"{error} is missing" if isinstance(error, KeyError) else error
     return FieldError(field, str(file), f"cannot be read ({why}); {fix}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Say what the accepted names are, and which one was probably meant.
+    """Make a phrase for errors with the accepted names, and the one that was probably meant.
 
     Parameters
     ----------
     word : str
-        What was written.
+        Name that the user wrote.
     known : iterable of str
-        The names that exist.
+        Accepted names.
 
     Returns
     -------
     str
-        A phrase for an error message.
+        Phrase for an error message.
     """
     names = sorted(known, key=_numbers_first)
     meant = unit_meant(word)
@@ -153,17 +152,17 @@ def _numbers_first(name: str) -> tuple[bool, int, str]:
 
 
 def require_positive(field: str, value: Any) -> float:
-    """Return `value` as a float, refusing all but finite positive numbers."""
+    """Return a number as a float; it must be finite and above 0."""
     return require_number(field, value, lambda v: v > 0, "must be a finite number above 0")
 
 
 def require_non_negative(field: str, value: Any) -> float:
-    """Return `value` as a float, refusing all but finite numbers of at least 0."""
+    """Return a number as a float; it must be finite and at least 0."""
     return require_number(field, value, lambda v: v >= 0, "must be a finite number of at least 0")
 
 
 def require_count(field: str, value: Any, least: int = 1, most: int = _LARGEST) -> int:
-    """Return `value` as an int, refusing all but whole numbers of at least `least` and at most `most`."""
+    """Return a number as an int; it must be a whole number from `least` to `most`."""
     if isinstance(value, bool) or not _is_real(value) or value != int(value) or value < least:
         raise FieldError(field, value, f"must be a whole number of at least {least}")
     if value > most:
@@ -172,24 +171,24 @@ def require_count(field: str, value: Any, least: int = 1, most: int = _LARGEST) 
 
 
 def require_rounds(field: str, value: Any) -> int:
-    """Return a number of rounds, refusing an absent one and more than anybody trains."""
+    """Return a number of rounds; it must be given, at least 1 and at most `MOST_ROUNDS`."""
     if value is None:
         raise FieldError(field, None, "say how many there are to be, as in run(rounds=20)")
     return require_count(field, value, most=MOST_ROUNDS)
 
 
 def require_hypotheses(field: str, value: Any) -> int:
-    """Return a number of hypotheses, refusing more than anybody broadcasts."""
+    """Return a number of hypotheses, from 1 to `MOST_HYPOTHESES`."""
     return require_count(field, value, most=MOST_HYPOTHESES)
 
 
 def require_workers(field: str, value: Any) -> int:
-    """Return a number of threads or processes, refusing more than a machine runs."""
+    """Return a number of threads or processes, from 1 to `MOST_WORKERS`."""
     return require_count(field, value, most=MOST_WORKERS)
 
 
 def require_choice(field: str, value: str, choices: Iterable[str]) -> str:
-    """Return `value`, refusing all but `choices`."""
+    """Return a name, after checking that it is one of `choices`."""
     names = list(choices)
     if value not in names:
         raise FieldError(field, value, nearest(str(value), filter(None, names)))
@@ -202,14 +201,14 @@ def require_a(
     kind: type | tuple[type, ...],
     accepted: str,
 ) -> None:
-    """Refuse a value of another type; the refusal names its type, or the class itself."""
+    """Refuse a value of another type; the refusal names its type."""
     if isinstance(value, kind):
         return
     raise FieldError(field, kind_of(value), accepted)
 
 
 def kind_of(value: Any) -> str | None:
-    """Name the type of a value, or the class that was given, for a refusal; None stands for an absent value."""
+    """Return the name of a value's type (or of the value, if it is a class) for refusals; None for an absent value."""
     if value is None:
         return None
     kind: type = value if isinstance(value, type) else type(value)
@@ -229,7 +228,7 @@ def require_number(
     ok: Callable[[float], bool],
     accepted: str,
 ) -> float:
-    """Return `value` as a float, refusing all but finite numbers that are `ok`."""
+    """Return a number as a float; it must be finite, and `ok` must accept it."""
     if isinstance(value, bool) or not _is_real(value) or not ok(float(value)):
         raise FieldError(field, value, accepted)
     return float(value)

@@ -1,4 +1,4 @@
-"""A federation as a scikit-learn estimator: ``fit(X, y, groups=hospital, person=patient)``."""
+"""Federations as scikit-learn estimators: ``fit(X, y, groups=hospital, person=patient)``."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -27,7 +27,7 @@ Build = Callable[[int, int], nn.Module]
 
 
 class _Federated(BaseEstimator):  # type: ignore[misc]
-    """Common part of the classifier and the regressor: parameters, clients, the run, the promise."""
+    """Common base of classifier and regressor: parameters, clients, the run, and its promise."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
     @property
     def promise_(self) -> str:
-        """Promise of the run, with unit, relation, trust and total."""
+        """Promise of the run in words: unit, relation, trust and total epsilon."""
         check_is_fitted(self, "history_")
         return str(self.history_.guarantee.describe(self.delta))
 
@@ -106,7 +106,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         return self.model(inputs, outputs)
 
     def _scaled(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """Scale columns to 0 to 1 by declared ranges, as float32; without ranges they are kept."""
+        """Scale columns to 0 to 1 by their declared ranges, as float32; without ranges they are not scaled."""
         wide = np.asarray(x, dtype=np.float64)
         if self.ranges is not None:
             if len(self.ranges) != wide.shape[1]:
@@ -133,7 +133,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         groups: Any,
         person: Any,
     ) -> tuple[list[ClientData], tuple[str, ...]]:
-        """Make one client for each group, in the order of their names; without groups one client holds all rows."""
+        """Make one client for each group, sorted by name; without groups one client has all rows."""
         owner = torch.zeros(len(x), dtype=torch.int64)
         names: tuple[str, ...] = ("all",)
         if groups is not None:
@@ -154,7 +154,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
     @staticmethod
     def _require_silos(owner: Tensor, people: Tensor, declared: int) -> None:
-        """Refuse a person at more hospitals than the promise covers."""
+        """Refuse data in which a person is at more hospitals than the promise covers."""
         pairs = torch.unique(torch.stack([people, owner], 1), dim=0)
         most = int(torch.bincount(pairs[:, 0]).max())
         if most > declared:
@@ -175,24 +175,25 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
-    """Federation as a scikit-learn classifier.
+    """Scikit-learn classifier that trains over several hospitals, with a privacy method.
 
     Parameters
     ----------
     model : str, callable or torch.nn.Module
-        Name in `fedveil.learning.MODELS`, function of the numbers of inputs and outputs, or network.
+        Name in `fedveil.learning.MODELS`, function ``(inputs, outputs) -> network``, or a network.
     method : Method or what `Federation` takes as one, optional
-        Method that protects the hospitals, their records or their patients; none by default.
+        Method that protects the hospitals, their records or their patients. Default: no protection.
     local : LocalTraining, optional
         Local training of a hospital in a round.
     rounds : int
         Number of rounds.
     ranges : sequence of pairs, optional
-        (low, high) of each column, declared beforehand; columns are scaled by them to 0 to 1. By default columns are
-        kept. A scaler that is fitted on rows of several hospitals is a release without a promise.
+        (low, high) of each column, declared without looking at the data; columns are scaled by them to 0 to 1. By
+        default columns are not scaled. A scaler fitted on rows of several hospitals would be a release without a
+        promise.
     classes : sequence, optional
-        All classes. A method with a promise needs them, because classes counted from the labels would reveal whether a
-        record has the last class.
+        All classes. A method with a promise needs them, because classes found in the labels could reveal a single
+        record.
     delta : float
         Delta of the epsilon in `promise_`.
     clients_per_round, seed, source, budgets
@@ -203,7 +204,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     history_ : History
         Rounds, promises and released model of the run.
     guarantee_ : Guarantee
-        Guarantee of the total; `promise_` has it in words.
+        Guarantee of the whole run; `promise_` has it in words.
     model_ : torch.nn.Module
         Network with the released weights.
     classes_, clients_ : ndarray, tuple of str
@@ -298,14 +299,14 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
 
 
 class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
-    """Federation as a scikit-learn regressor.
+    """Scikit-learn regressor that trains over several hospitals, with a privacy method.
 
     Parameters
     ----------
     model, method, local, rounds, ranges, delta
-        Parameters of `FederatedClassifier`; local training needs a loss of numbers, such as ``"mse"``, the default.
+        Parameters of `FederatedClassifier`. Local training needs a loss for regression; the default is ``"mse"``.
     target_range : pair, optional
-        (low, high) of the target, declared beforehand; it is then learned on a scale from 0 to 1.
+        (low, high) of the target, declared without looking at the data; the target is then scaled to 0 to 1.
     clients_per_round, seed, source, budgets
         Arguments of `Federation`.
 

@@ -1,4 +1,4 @@
-"""FedVeil for Flower apps: a client mod, a strategy, and a way to run both in one process."""
+"""FedVeil for Flower apps: a privacy mod for clients, a strategy for the server, and a way to run both in one process."""
 
 try:
     import flwr.app  # noqa: F401

@@ -1,12 +1,12 @@
-"""Exact conversions of privacy parameters: Gaussian DP, its composition, concentrated DP, and bounds on attackers.
+"""Exact conversions between privacy parameters (mu, epsilon, delta, rho), and bounds on attackers.
 
 A Gaussian release with sensitivity s and deviation sigma is exactly mu-GDP with mu = s / sigma (Dong, Roth and Su 2022,
 arXiv 1905.02383). Unsubsampled Gaussian releases compose exactly: mu^2 adds up. Moreover
 delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle and Wang 2018, arXiv 1805.06530).
 
-An attacker guesses which of two neighbouring inputs was used. The promise's own trade-off curve bounds its true
-positive rate at a false positive rate (Dong, Roth and Su; Kulynych et al. 2024, arXiv 2407.02191). The bound is exact
-under Gaussian DP, and follows from delta(epsilon) otherwise. No Gaussian is fitted to an epsilon.
+An attacker guesses which of two neighbouring inputs was used. The promise's own trade-off curve bounds the attacker's
+true positive rate at each false positive rate (Dong, Roth and Su; Kulynych et al. 2024, arXiv 2407.02191). The bound is
+exact for Gaussian DP, and follows from delta(epsilon) otherwise. No Gaussian is fitted to an epsilon.
 """
 
 import math
@@ -29,7 +29,7 @@ Curve = NDArray[np.float64]
 
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """Compute the natural logarithm of delta(epsilon) for mu-GDP; in logs, so that mu = 1000 works.
+    """Compute the natural logarithm of delta(epsilon) for mu-GDP, also for large mu such as 1000.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def _log_delta(a: float, b: float) -> float:
-    """Compute `log_delta` from a = mu/2 - epsilon/mu and b = mu/2 + epsilon/mu: epsilon = (b^2 - a^2) / 2."""
+    """Compute `log_delta` from a = mu/2 - epsilon/mu and b = mu/2 + epsilon/mu; epsilon is then (b^2 - a^2) / 2."""
     high = float(scipy.special.log_ndtr(a))
     scaled = (
         float(scipy.special.erfcx(b / math.sqrt(2))) / 2
@@ -59,7 +59,7 @@ def _log_delta(a: float, b: float) -> float:
 
 
 def _root(target: float, b_of: Callable[[float], float], top: float) -> float:
-    """Find the a at which the logarithm of delta meets a target; delta rises with a, and Phi(a) alone bounds it."""
+    """Find the a for which log delta equals a target, with b as a function of a; `top` is an upper limit for a."""
 
     def excess(a: float) -> float:
         return max(_log_delta(a, b_of(a)), -1e300) - target
@@ -128,9 +128,9 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def noise_of_epsilon(epsilon: float, delta: float, change: float = 1.0) -> float:
-    """Compute the least deviation of Gaussian noise that keeps a sensitivity `change` within (epsilon, delta).
+    """Compute the least deviation of Gaussian noise for (epsilon, delta) and a sensitivity of `change`.
 
-    Rounding is included: the deviation is never too small.
+    The result is rounded so that it is never too small.
     """
     sigma = change / mu_of_epsilon(epsilon, delta)
     step = 1e-12
@@ -148,7 +148,7 @@ def compose_mu(mus: Iterable[float]) -> float:
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """Bound epsilon for which rho-zCDP gives (epsilon, delta)-DP (Canonne, Kamath and Steinke 2020, Corollary 13)."""
+    """Compute an epsilon for which rho-zCDP gives (epsilon, delta)-DP (Canonne, Kamath and Steinke 2020, Corollary 13)."""
     rho, delta = require_non_negative("rho", rho), require_within("delta", "delta", delta)
     if rho == 0:
         return 0.0
@@ -169,12 +169,12 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """Print a privacy parameter, never below its value.
+    """Format a privacy parameter, rounded up so that the text is never below the value.
 
     Parameters
     ----------
     value : float
-        Epsilon, mu, rho or leakage, or a scale of noise that has to suffice.
+        Epsilon, mu, rho or leakage, or a noise scale that must not be too small.
     digits : int
         Significant digits.
 
@@ -188,7 +188,7 @@ def rounded_up(value: float, digits: int = 4) -> str:
 
 
 def rounded_down(value: float, decimals: int = 2) -> str:
-    """Print what an attack has proven, never above its value.
+    """Format a lower bound proven by an attack, rounded down so that the text is never above it.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def rounded_down(value: float, decimals: int = 2) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """Bounds on every attacker that has to guess which of two known neighbouring inputs was used.
+    """Limits on any attacker's success in guessing which of two known neighbouring inputs was used.
 
     Attributes
     ----------
@@ -222,7 +222,7 @@ class Meaning:
     power: tuple[float, ...]
 
     def describe(self) -> str:
-        """Describe the bounds in one line."""
+        """Describe the limits in one line."""
         found = []
         for most, rate in zip(self.power, RATES, strict=True):
             found.append(f"{rounded_up(100 * most, 3)}% at {100 * rate:g}% false alarms")
@@ -238,14 +238,14 @@ class Meaning:
 
 
 def meaning_of_mu(mu: float) -> Meaning:
-    """Bound attackers under mu-GDP: at a false positive rate a, the best true positive rate is Phi(mu + Phi^-1(a))."""
+    """Compute the limits on attackers under mu-GDP: at false positive rate a, the true positive rate Phi(mu + Phi^-1(a))."""
     accuracy = float(scipy.special.ndtr(require_within("mu", "mu", mu) / 2))
     power = tuple(float(scipy.special.ndtr(mu + scipy.special.ndtri(rate))) for rate in RATES)
     return Meaning(accuracy=accuracy, power=power)
 
 
 def _power(epsilons: Curve, deltas: Curve, rate: float) -> float:
-    """Bound the true positive rate at a false positive rate, from points of delta(epsilon)."""
+    """Compute the largest true positive rate at a false positive rate, from points of delta(epsilon)."""
     with np.errstate(over="ignore"):
         direct = np.exp(epsilons) * rate + deltas
     indirect = 1 - np.exp(-epsilons) * (1 - deltas - rate)
@@ -253,12 +253,12 @@ def _power(epsilons: Curve, deltas: Curve, rate: float) -> float:
 
 
 def meaning_of_curve(epsilons: Curve, deltas: Curve) -> Meaning:
-    """Bound attackers by points of delta(epsilon).
+    """Compute the limits on attackers from points of delta(epsilon).
 
     Parameters
     ----------
     epsilons, deltas : ndarray
-        [m], pairs for which the promise holds in both directions; more of them make the bound tighter.
+        [m] each, pairs for which the promise holds in both directions. More pairs make the limits tighter.
     """
     pure = np.tanh(epsilons / 2)
     advantage = float(

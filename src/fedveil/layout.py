@@ -1,4 +1,4 @@
-"""Layout: named blocks of parameters <-> one flat vector."""
+"""Layout: conversion between a model's named arrays and one flat vector."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ _SHARED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Block:
-    """One parameter array inside the flat vector."""
+    """One parameter array, and its place in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,33 +36,34 @@ class Block:
 
     @property
     def stop(self) -> int:
-        """One past the last coordinate."""
+        """Index after the last coordinate."""
         return self.start + self.size
 
     @property
     def module(self) -> str:
-        """Module that owns the array: the name up to the last dot."""
+        """Module that owns the array: the array's name up to the last dot."""
         return self.name.rpartition(".")[0] or self.name
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Order, names, shapes and types of all arrays that are shared.
+    """Order, names, shapes and types of the arrays that clients and server share.
 
-    A vector is [d], a stack of vectors [n, d]. Its type is float64 if any block is float64, else float32. Narrower
-    blocks are widened exactly and narrowed again on the way back, so that the round trip keeps every bit.
+    A vector is [d], a stack of vectors [n, d]. Its type is float64 if any block is float64, else float32. Blocks of
+    narrower types are converted without loss, and back again.
 
     Attributes
     ----------
     blocks : tuple of Block
-        Parameter arrays in order; they tile [0, d) without gaps.
+        Parameter arrays in order; together they cover [0, d) without gaps.
     kept : tuple of str
-        Entries of the module's state that stay with their holder: frozen parameters, and statistics if these are kept.
+        Entries of the module's state that are never sent: frozen parameters, and running statistics if each party keeps
+        its own.
     constants : tuple of str
-        Buffers that nothing writes (tables of positions, masks); everybody has them with the model.
+        Buffers that training never changes (tables of positions, masks); every party has them with the model.
     saved : tuple of str
-        Name of each array where a model's adapter is saved and sent (PEFT), in the order of the blocks; empty where
-        that is its name in the model.
+        Name of each array when an adapter (PEFT) is saved and sent, in the order of the blocks; empty if it is the name
+        in the model.
 
     Examples
     --------
@@ -83,7 +84,7 @@ class Layout:
     def from_shapes(
         cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32
     ) -> "Layout":
-        """Lay out arrays of the given shapes in the mapping's order.
+        """Make a layout from names and shapes, in the mapping's order.
 
         Parameters
         ----------
@@ -109,23 +110,23 @@ class Layout:
 
     @classmethod
     def from_module(cls, module: nn.Module, buffers: Buffers = "refuse") -> "Layout":
-        """Lay out a module's trainable parameters.
+        """Make a layout of a module's trainable parameters.
 
         Parameters
         ----------
         module : torch.nn.Module
             Module whose trainable parameters are shared, in the order of ``named_parameters`` (tied ones once). Frozen
-            parameters never change, so they stay with their holder. The arrays of a PEFT model are sent by the names of
+            parameters never change, so they are not sent. The arrays of a PEFT model are sent by the names of
             ``get_peft_model_state_dict``.
         buffers : {"refuse", "keep"}
             Treatment of buffers that training may write (running means, counters): refuse the model, or keep each
-            party's own. They are never noised and never sent. Constants are taken either way.
+            party's own. They are never noised and never sent. Constants are accepted in both cases.
 
         Raises
         ------
         FieldError
-            If such a buffer is found under ``"refuse"``, a parameter has a type that cannot be noised, or the module
-            wraps another one (``DataParallel``, ``torch.jit.script``, ``torch.compile``).
+            If there is such a buffer under ``"refuse"``, or a parameter has a type that cannot be noised. Also if the
+            module wraps another one (``DataParallel``, ``torch.jit.script``, ``torch.compile``).
         """
         require_a("module", module, nn.Module, "must be a torch.nn.Module that was built: Net()")
         require_choice("buffers", buffers, ("refuse", "keep"))
@@ -204,7 +205,7 @@ class Layout:
         return torch.float64 if torch.float64 in kinds else torch.float32
 
     def state_dict(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-        """Return a vector [d] as named parameters of a module, with frozen and tied ones and its constants."""
+        """Convert a vector [d] to named parameters of a module, with its frozen and tied ones and its constants."""
         own = self.unflatten(vector)
         first_names = {id(parameter): name for name, parameter in module.named_parameters()}
         state: dict[str, Tensor] = {}
@@ -216,7 +217,7 @@ class Layout:
         return state
 
     def groups(self, grouping: Grouping = "array") -> dict[str, list[slice]]:
-        """Return the layers as slices of the flat vector.
+        """Return the slices of the flat vector that belong to each layer.
 
         Parameters
         ----------
@@ -246,7 +247,7 @@ class Layout:
         Parameters
         ----------
         grouping : {"array", "module"}
-            Meaning of a layer (`groups`).
+            What counts as a layer, see `groups`.
         """
         sizes: dict[str, int] = {}
         for name, slices in self.groups(grouping).items():
@@ -254,7 +255,7 @@ class Layout:
         return sizes
 
     def grouping_of(self, field_name: str, keys: Mapping[str, object]) -> Grouping:
-        """Tell whether the keys of a per-layer mapping are arrays or modules.
+        """Return whether the keys of a mapping by layer are arrays or modules.
 
         Raises
         ------
@@ -280,7 +281,7 @@ class Layout:
         Parameters
         ----------
         arrays : mapping of str to Tensor
-            Every block of the layout; other entries have to be declared in ``kept`` or ``constants``.
+            Arrays by name: every block of the layout; other entries must be in ``kept`` or ``constants``.
 
         Returns
         -------
@@ -308,7 +309,7 @@ class Layout:
         return torch.cat(parts)
 
     def _refuse_unknown(self, arrays: Mapping[str, Tensor]) -> None:
-        """Refuse arrays that are not declared; a second name of a tied parameter shares its memory, and is taken."""
+        """Refuse arrays that the layout does not declare; a second name of a tied parameter is accepted."""
         known = {*self.shapes, *self.kept, *self.constants}
         memory = {arrays[name].data_ptr() for name in self.shapes if name in arrays}
         for name, array in arrays.items():
@@ -318,17 +319,17 @@ class Layout:
                 )
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Cut one vector into named arrays (fresh tensors of the blocks' own types).
+        """Split a vector into named arrays (new tensors of the blocks' own types).
 
         Parameters
         ----------
         vector : Tensor
-            [d].
+            [d], parameters.
 
         Returns
         -------
         dict of str to Tensor
-            Loads with ``module.load_state_dict(..., strict=False)``.
+            Arrays for ``module.load_state_dict(..., strict=False)``.
         """
         self.check(vector, "vector")
         if vector.dim() != 1:
@@ -353,7 +354,7 @@ class Layout:
         return self.flatten({name: parameters[name] for name in self.names if name in parameters})
 
     def views(self, updates: Tensor) -> dict[str, Tensor]:
-        """Return a view of each array: of shape [*shape] for [d], [n, *shape] for [n, d]."""
+        """Return a view of each array by name: [*shape] for a vector [d], [n, *shape] for [n, d]."""
         self.check(updates, "updates")
         lead = updates.shape[:-1]
         views = {}
@@ -370,7 +371,7 @@ class Layout:
         updates : Tensor
             [d] or [n, d].
         grouping : {"array", "module"}
-            Meaning of a layer (`groups`).
+            What counts as a layer, see `groups`.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Logs: another party's words are escaped, cut, and kept on one line, whoever logs them."""
+"""Logging in which another party's text is escaped, cut, and kept on one line."""
 
 import logging
 import traceback
@@ -14,7 +14,7 @@ CONTINUED = "\n    | "
 
 
 def logger(name: str) -> Logger:
-    """Return the logger of a name; each of FedVeil's log calls goes through this function.
+    """Return the logger of a name, with escaped messages; all of FedVeil's log calls use it.
 
     Examples
     --------
@@ -27,7 +27,7 @@ def logger(name: str) -> Logger:
 
 
 def escaping(log: Any) -> Any:
-    """Make the logger of another framework escape its words, too, and return it."""
+    """Make another framework's logger escape its messages, too; return the logger."""
     inner = getattr(log, "logger", log)  # log may be an adapter
     if not any(isinstance(one, _Escaping) for one in inner.filters):
         inner.addFilter(_Escaping())
@@ -35,7 +35,7 @@ def escaping(log: Any) -> Any:
 
 
 class _Escaping(logging.Filter):
-    """Filter that escapes a record's words and traceback, and marks each further line of a text."""
+    """Filter that escapes a record's message and traceback, and marks each further line."""
 
     def filter(self, record: LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -50,14 +50,14 @@ class _Escaping(logging.Filter):
 
 
 def _shown(value: object) -> object:
-    """Return a number as it is, for its format; anything else as an escaped text."""
+    """Return a number unchanged, so that it can be formatted, and anything else as an escaped text."""
     if isinstance(value, int | float):
         return value
     return cleaned(value, LONGEST)
 
 
 def traced(error: BaseException) -> str:
-    """Return the traceback of an exception with each line marked and escaped: its text can be another party's."""
+    """Return the traceback of an exception with each line escaped and marked, as its text can be another party's."""
     text = "".join(traceback.format_exception(error))
     lines = [cleaned(line, LONGEST) for line in text.split("\n") if line]
     return CONTINUED.join(["", *lines[-MOST_LINES:]]).removeprefix("\n")

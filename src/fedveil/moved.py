@@ -1,6 +1,6 @@
-"""Modules that have moved: their old names still lead to them in this version, with a warning.
+"""Old names of modules that have moved: they still work in this version, with a warning.
 
-Experiments are a package of their own, `fedveil_lab`; files, tables and ledgers on disk have rooms of their own.
+Experiments are in a separate package, `fedveil_lab`; files, tables and ledgers on disk have subpackages of their own.
 """
 
 import sys
@@ -52,7 +52,7 @@ def present_name(old: str) -> str | None:
 
 
 class _Alias(Loader):
-    """Loader that puts a module under its old name, too."""
+    """Loader that makes a module available under its old name, too."""
 
     def __init__(self, present: str) -> None:
         self._present = present
@@ -67,7 +67,7 @@ class _Alias(Loader):
 
 
 class _Room(Loader):
-    """Loader of a stand-in for a room of the laboratory, if that is not installed; it has the library's modules."""
+    """Loader of a placeholder for a subpackage of the laboratory that is not installed."""
 
     def __init__(self, present: str) -> None:
         self._present = present
@@ -86,7 +86,7 @@ class _Room(Loader):
 
 
 def _put_moved(room: str, module: ModuleType) -> None:
-    """Let ``from room import name`` find the modules that moved out of that room alone."""
+    """Make ``from subpackage import name`` find modules that moved out of a subpackage one by one."""
     if room not in PARTED:
         return
     for old, new in MODULES.items():
@@ -127,7 +127,7 @@ class Moved(MetaPathFinder):
         )
 
     def _tell(self, fullname: str, present: str) -> None:
-        """Warn once for each import, which also looks for the rooms above a module."""
+        """Warn once for each import; one import may look up several names."""
         place = _importing()
         told, self._told = self._told, (place, fullname)
         if told[0] == place and fullname.startswith(f"{told[1]}."):
@@ -142,7 +142,7 @@ class Moved(MetaPathFinder):
 
 
 def _importing() -> tuple[str, int]:
-    """Return file and line of the import that is going on."""
+    """Return file and line of the import statement that is being executed."""
     inner = (__name__, *_OF_IMPORTS)
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(inner):
@@ -151,12 +151,12 @@ def _importing() -> tuple[str, int]:
 
 
 def require_lab(name: str, present: str) -> None:
-    """Refuse a name of the laboratory if that is not installed.
+    """Refuse a name of the laboratory if `fedveil-lab` is not installed.
 
     Raises
     ------
     ModuleNotFoundError
-        With the command that installs it.
+        If it is not installed; the text has the command that installs it.
     """
     if not present.startswith(f"{LAB}."):
         return
@@ -170,6 +170,6 @@ def require_lab(name: str, present: str) -> None:
 
 
 def find_moved() -> None:
-    """Install the finder of old names, before other finders could import the same files a second time."""
+    """Install the finder of old names before all other finders, which could import the same files twice."""
     if not any(isinstance(one, Moved) for one in sys.meta_path):
         sys.meta_path.insert(0, Moved())

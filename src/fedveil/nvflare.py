@@ -1,4 +1,4 @@
-"""FedVeil for NVIDIA FLARE: client filters, an executor, a guard and a controller."""
+"""FedVeil for NVIDIA FLARE: client filters, an executor, a guard, controllers, and protection of recipes."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ class FedVeilController(ServerController):
     """
 
     def folder(self, path: Path) -> ServerFolder:
-        """Return the keeper of the run's folder, inside the job's."""
+        """Return the keeper that stores the run in a folder."""
         return ServerFolder(path, keep=self.keep or ())
 
 
@@ -60,7 +60,7 @@ def protect(
     Parameters
     ----------
     recipe : Recipe
-        FLARE recipe with a plain mean, such as ``FedAvgRecipe``; it is changed.
+        FLARE recipe with a plain mean, such as ``FedAvgRecipe``; it is changed in place.
     method : str, optional
         Name in `fedveil.methods.METHODS`. Default: that of `site`.
     site : str, Path or mapping, optional
@@ -74,7 +74,7 @@ def protect(
     seed : int, optional
         Seed of reproducible noise, for experiments.
     say : callable
-        Receiver of one line for each change. Default: print it.
+        Called with a line of text for each change. Default: print it.
     **server
         Other arguments of `FedVeilController`.
 
@@ -86,7 +86,7 @@ def protect(
     Raises
     ------
     FieldError
-        For a workflow or an option that no method covers, and for a method that the recipe cannot run.
+        For an unsupported workflow or option, and for a method for which a recipe does not suffice.
     """
     plan = protection(recipe, method, site, parameters, aggregator, model, seed, server)
     plan.say = say

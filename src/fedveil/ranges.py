@@ -1,7 +1,7 @@
-"""Least and largest value of every kind of number that a promise rests on, with the reason.
+"""Allowed range of each kind of number on which a promise relies, with the reason.
 
-Between these limits the arithmetic keeps the promise, with room to spare. Beyond them a number is refused, wherever it
-comes from: a file, Python, a policy, a ledger or a message. A number that is merely absurd passes.
+Within these limits the arithmetic is accurate enough for the promise, with a margin. Numbers outside are refused in a
+file, Python, a policy, a ledger and a message alike. A number that is merely absurd is accepted.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from fedveil.errors import require_count, require_number
 
 @dataclass(frozen=True)
 class Range:
-    """Limits of one kind of number.
+    """Allowed range of one kind of number.
 
     Attributes
     ----------
     least, most : float
-        Limits; both are accepted.
+        Smallest and largest accepted value.
     why : str
-        Reason for the limits, as refusals give it.
+        Reason for the limits, for refusals.
     whole : bool
-        Whether only whole numbers are accepted.
+        Whether only integers are accepted.
     open : bool
         Whether `most` itself is refused.
     zero : bool
@@ -41,7 +41,7 @@ class Range:
         return (self.least <= value and below) or (self.zero and value == 0)
 
     def require(self, field: str, value: Any) -> float:
-        """Return `value` as a float (a whole number as an int), refusing values beyond the limits."""
+        """Return a number as a float (or int), after refusing values outside the range."""
         if self.whole:
             return require_count(field, value, least=int(self.least), most=int(self.most))
         either = "must be 0, or" if self.zero else "must be"
@@ -109,5 +109,5 @@ RANGES = {
 
 
 def require_within(kind: str, field: str, value: Any) -> float:
-    """Return a value of a kind of `RANGES`, refusing values beyond its limits."""
+    """Return a number, after refusing values outside the range of its kind in `RANGES`."""
     return RANGES[kind].require(field, value)

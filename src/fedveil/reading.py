@@ -1,4 +1,4 @@
-"""TOML and JSON from outside: a limit of depth keeps parsers from running out of stack."""
+"""Parsing of TOML and JSON from other parties, with a limit on nesting so that parsers cannot exhaust the stack."""
 
 import json
 import re
@@ -14,12 +14,12 @@ _DOTTED = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{DEEPEST}}}"""
 
 
 def toml_of(text: str) -> dict[str, Any]:
-    """Read the values of a TOML text.
+    """Parse a TOML text.
 
     Raises
     ------
     tomllib.TOMLDecodeError
-        If it is no TOML, or nested deeper than `DEEPEST` levels.
+        If the text is no TOML, or nested deeper than `DEEPEST` levels.
     """
     try:
         if _DOTTED.search(text):
@@ -39,12 +39,12 @@ def toml_of(text: str) -> dict[str, Any]:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Read the value of a JSON text.
+    """Parse a JSON text.
 
     Raises
     ------
     ValueError
-        If it is no JSON, or nested deeper than `DEEPEST` levels.
+        If the text is no JSON, or nested deeper than `DEEPEST` levels.
     """
     try:
         return _shallow(json.loads(text))
@@ -53,7 +53,7 @@ def json_of(text: str | bytes) -> Any:
 
 
 def _shallow(value: T) -> T:
-    """Return the value, unless it is nested deeper than `DEEPEST` levels."""
+    """Return a value, after refusing one nested deeper than `DEEPEST` levels."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
         below: list[Any] = []

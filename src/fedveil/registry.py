@@ -1,4 +1,4 @@
-"""Registries of the things that a configuration or a command line may name, and imports on first use."""
+"""Registries of things with names for configurations and command lines, and imports on first use."""
 
 import sys
 from collections import UserDict
@@ -20,7 +20,7 @@ Lazy = tuple[
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of installed packages under a group."""
+    """Return the entry points of a group, from installed packages."""
     return tuple(_installed(tuple(sys.path)).select(group=group))
 
 
@@ -30,7 +30,7 @@ def _installed(path: tuple[str, ...]) -> Any:
 
 
 def placed(name: str) -> tuple[str, str, str]:
-    """Split ``"folder/package.module:name"`` into folder, module and attribute; a registry's name has no attribute."""
+    """Split ``"folder/package.module:name"`` into folder, module and attribute; a plain name has no attribute."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
         return "", name, ""
@@ -40,7 +40,7 @@ def placed(name: str) -> tuple[str, str, str]:
 
 
 def _require_from(field: str, name: str, module: ModuleType, folder: Path) -> None:
-    """Refuse a module of the same name that was loaded before from another place."""
+    """Refuse a module that was loaded before from another folder under the same name."""
     files = [module.__file__] if module.__file__ else list(module.__path__)
     wanted = folder.resolve()
     if not any(Path(file).resolve().is_relative_to(wanted) for file in files):
@@ -49,7 +49,7 @@ def _require_from(field: str, name: str, module: ModuleType, folder: Path) -> No
 
 
 class Registry(UserDict[str, T]):
-    """Named things of one kind.
+    """Registry of classes or functions of one kind, by name.
 
     Register your own class or function with its decorator, before the configuration that names it is read::
 
@@ -60,12 +60,12 @@ class Registry(UserDict[str, T]):
     Parameters
     ----------
     field : str
-        Key or option that names one, for refusals.
+        Key or option whose value is such a name, for refusals.
     known : mapping of str
-        Things that FedVeil brings.
+        FedVeil's own entries.
     group : str
-        Group of entry points. Those of installed packages join under their own names, and are imported on first use.
-        An entry point with a name of FedVeil's is left out.
+        Group of entry points. Entries of installed packages are added under their own names, and imported on first use.
+        An entry point with one of FedVeil's own names is ignored.
     """
 
     def __init__(self, field: str, known: Mapping[str, T], group: str = "") -> None:
@@ -89,25 +89,25 @@ class Registry(UserDict[str, T]):
         return add
 
     def choose(self, name: str) -> T:
-        """Return the thing with this name.
+        """Return the entry with this name.
 
         Raises
         ------
         FieldError
-            With the nearest known names, if there is none.
+            If there is none; the text has the nearest known names.
         """
         return self[require_choice(self.field, name, self)]
 
     def find(self, name: str) -> Any:
-        """Return the thing with this name, or import ``"package.module:name"``.
+        """Return the entry with this name, or import ``"package.module:name"``.
 
-        Modules are looked for on the Python path and in the working directory; ``"folder/package.module:name"`` names a
+        Modules are searched on the Python path and in the working directory. ``"folder/package.module:name"`` is a
         module of that folder.
 
         Raises
         ------
         FieldError
-            If there is no such thing, or it cannot be called.
+            If there is no such entry or attribute, or it cannot be called.
         """
         folder, module, attribute = placed(name)
         if not attribute:
@@ -139,7 +139,7 @@ class Registry(UserDict[str, T]):
         return thing
 
     def _imported(self, name: str, folder: str, module: str, attribute: str) -> Any:
-        """Import an attribute of a module; a module from another folder is refused."""
+        """Import an attribute of a module; refuse a module that comes from another folder."""
         found = import_module(module)
         if folder:
             _require_from(self.field, name, found, Path(folder))
@@ -152,7 +152,7 @@ class Registry(UserDict[str, T]):
         return getattr(found, attribute)
 
     def package(self, name: str) -> str:
-        """Return the installed package with the entry point of this name; empty for others."""
+        """Return the name of the installed package behind an entry point; "" for other entries."""
         entry = self._entries.get(name)
         return entry.dist.name if entry is not None and entry.dist is not None else ""
 
@@ -165,7 +165,7 @@ class Registry(UserDict[str, T]):
 
     @cached_property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
-        """All things by name; entry points are imported on first use."""
+        """All entries by name; entry points are imported on first use."""
         return {**self._own, **self._entries}
 
     def __getitem__(self, name: str) -> T:
@@ -198,7 +198,7 @@ def _not_imported(
     attribute: str,
     error: Exception,
 ) -> str:
-    """Say why a module was not imported, and how to write its name."""
+    """Explain why a module was not imported, and how to write its name."""
     said = f"cannot be imported ({error})"
     if folder:
         return said
@@ -231,17 +231,17 @@ def optional(module: str, need: str, install: str) -> Any:
 
 
 def lazy(package: str, offered: Mapping[str, str]) -> Lazy:
-    """Make ``__getattr__, __dir__, __all__`` of a package; each name is written once and imported on first use.
+    """Make ``__getattr__, __dir__, __all__`` of a package whose names are imported on first use.
 
-    Type checkers read the same names as imports of the package's ``if TYPE_CHECKING`` block; a test compares the two.
-    If a name belongs to a package that is not installed, it is not listed, and its use says what to install.
+    Type checkers read the same names as imports of the package's ``if TYPE_CHECKING`` block; a test compares the two. A
+    name of a package that is not installed is not listed; using it raises an error with the command that installs it.
 
     Parameters
     ----------
     package : str
-        The package's ``__name__``, while it is being imported.
+        ``__name__`` of the package, which is being imported.
     offered : mapping of str to str
-        Names by the module that has them, with spaces between. A whole module stands under its package.
+        Names, separated by spaces, by the module that defines them. A whole module is listed under its package.
     """
     module = sys.modules[package]
     owners: dict[str, str] = {}

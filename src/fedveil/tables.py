@@ -1,4 +1,4 @@
-"""One table for every page: the same rows on a terminal, in Markdown and as CSV."""
+"""Tables with the same rows on a terminal, in Markdown and as CSV."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ def grouped_by(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]
 
 
 def shown(value: float | None, form: str) -> str:
-    """Format a number by a format of Python's; `NOTHING` stands for None."""
+    """Format a number by a Python format; None becomes `NOTHING`."""
     if value is None:
         return NOTHING
     return format(value, form)
@@ -35,24 +35,24 @@ def shown(value: float | None, form: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under named columns.
+    """Table of texts and numbers, for a terminal, Markdown, CSV and JSON.
 
     Attributes
     ----------
     header : sequence of str
         Names of the columns. A list of facts has no header: all its names are empty.
     rows : sequence of sequence
-        One text or number a column.
+        Rows; each has one text or number for each column.
     title : str
-        Line above the table.
+        Title above the table.
     numbers : sequence of str
-        Columns set flush right.
+        Names of the right-aligned columns.
     wraps : sequence of str
-        Columns that may be broken into lines on a narrow terminal. A list of facts may break all.
+        Columns whose texts may be broken into lines on a narrow terminal. In a list of facts all may.
     notes : sequence of str
         Remarks below the table.
     data : object, optional
-        Values for JSON in place of the texts: numbers as numbers.
+        Values for JSON in place of the texts.
     """
 
     header: Sequence[str]
@@ -65,14 +65,14 @@ class Table:
 
     @classmethod
     def facts(cls, rows: Sequence[tuple[str, str]], data: Any = None) -> "Table":
-        """List facts: a name and a text on each line."""
+        """Make a list of facts: a name and a text on each line."""
         return cls(("", ""), rows, data=data)
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, object]], **rest: Any) -> "Table":
-        """Make a table of mappings by column.
+        """Make a table from rows that are mappings from column to value.
 
-        Columns keep the order in which they first occur; `NOTHING` fills the cell of a row without one.
+        Columns are in the order of their first occurrence; a missing value becomes `NOTHING`.
         """
         seen: dict[str, None] = {}
         for row in rows:
@@ -90,9 +90,9 @@ class Table:
         return not any(self.header)
 
     def only(self, *names: str) -> "Table":
-        """Keep some of the columns.
+        """Return a table with only some of the columns.
 
-        Of several such tables, only the one with the first column of numbers keeps the title.
+        Only a table with the first column of numbers keeps the title, so that several parts have one title.
         """
         indices = [list(self.header).index(name) for name in names]
         rows = [_picked(row, indices) for row in self.rows]
@@ -105,14 +105,14 @@ class Table:
         )
 
     def text(self, width: int, rule: str = "─") -> str:
-        """Draw for a terminal; a table that is too wide becomes several, one below the other. Notes are left out.
+        """Format for a terminal, without notes; a table that is too wide is split into several, one below the other.
 
         Parameters
         ----------
         width : int
             Longest line, in columns of the terminal.
         rule : str
-            Letter of the line below the header.
+            Character of the line below the header.
         """
         every = list(range(len(self.header)))
         broken = self._needed(every, broken=False) > width
@@ -123,7 +123,7 @@ class Table:
         return "\n".join(line.rstrip() for line in lines)
 
     def _groups(self, width: int) -> list[list[int]]:
-        """Split the columns into groups that fit; each begins with the columns that tell the rows apart."""
+        """Split the columns into groups that fit; each begins with the columns that distinguish the rows."""
         every = list(range(len(self.header)))
         if self.listed:
             return [every]
@@ -138,12 +138,12 @@ class Table:
         return groups
 
     def _needed(self, columns: Sequence[int], broken: bool) -> int:
-        """Return the letters that columns need side by side, with two between them and one behind."""
+        """Return the width that these columns need next to each other, with two spaces between and one at the end."""
         letters_of_cells = sum(self._least(column, broken) for column in columns)
         return letters_of_cells + 2 * len(columns) - 1
 
     def _least(self, column: int, broken: bool) -> int:
-        """Return the letters that a column needs, if `broken` with its name broken between words."""
+        """Return the width that a column needs; with `broken` its name may be broken between words."""
         name = self.header[column]
         longest = longest_word = 0
         for row in self.rows:
@@ -161,7 +161,7 @@ class Table:
         broken: bool,
         rule: str,
     ) -> list[str]:
-        """Draw some of the columns; where even these do not fit, words are broken and nothing is left out."""
+        """Format some of the columns; if they do not fit, words are broken, and nothing is left out."""
         names = [self.header[column] for column in columns]
         if broken:
             leasts = [self._least(column, broken) for column in columns]
@@ -182,7 +182,7 @@ class Table:
         return lines
 
     def _keeps(self, columns: Sequence[int], width: int, broken: bool) -> list[bool]:
-        """Tell which columns keep their width while others can still give some."""
+        """Return which columns keep their width while others can still be narrowed."""
         if self.listed:
             fits = 2 * self._least(0, broken) <= width
             return [fits and column == 0 for column in columns]
@@ -190,7 +190,7 @@ class Table:
         return [fits and self.header[column] not in self.wraps for column in columns]
 
     def markdown(self) -> list[str]:
-        """Return the lines of a Markdown page, with the title as a heading and the notes as a list."""
+        """Return the lines of a Markdown table, with the title as a heading and the notes as a list."""
         rule = ["---:" if name in self.numbers else "---" for name in self.header]
         lines = [f"## {self.title}", ""] if self.title else []
         for cells in (self.header, rule, *self.rows):
@@ -201,7 +201,7 @@ class Table:
         return lines
 
     def values(self) -> Any:
-        """Return the data for JSON; by default a mapping of facts, or one mapping a row."""
+        """Return the values for JSON; by default a mapping of facts, or one mapping for each row."""
         if self.data is not None:
             return self.data
         if self.listed:
@@ -234,7 +234,7 @@ def _longest(texts: Iterable[str]) -> int:
 
 
 def _widest_lines(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return the widest line of each column, in columns of a terminal."""
+    """Return the width of the widest line in each column, in terminal columns."""
     widths = [0] * len(rows[0])
     for row in rows:
         for column, text in enumerate(row):
@@ -248,7 +248,7 @@ def _row_lines(
     right: Sequence[bool],
     gap: int,
 ) -> list[str]:
-    """Draw one row of a table, on as many lines as its highest cell needs."""
+    """Format one row of a table, on as many lines as its tallest cell needs."""
     columns = []
     for text, width, flush_right in zip(cells, widths, right, strict=True):
         columns.append([padded(line, width, flush_right) for line in broken_lines(text, width)])
@@ -259,14 +259,14 @@ def _row_lines(
 
 
 def _of_terminal(text: object) -> str:
-    """Clean a cell of control characters: it can hold another party's words."""
+    """Escape control characters in a cell, which may hold another party's text."""
     return cleaned(text, len(str(text)), keep="\n")
 
 
 def letters(text: str) -> int:
-    """Return the columns of a terminal that a text takes.
+    """Return the width of a text in terminal columns.
 
-    Letters of East Asian scripts take two, combining marks none.
+    East Asian letters take two columns, combining marks none.
     """
     if text.isascii():
         return len(text)
@@ -280,15 +280,15 @@ def _columns_of_letter(letter: str) -> int:
 
 
 def padded(text: str, width: int, right: bool) -> str:
-    """Fill a text up to a width with blanks before it (`right`) or behind it."""
+    """Pad a text with spaces to a width; with `right` before the text, else after it."""
     blanks = " " * (width - letters(text))
     return blanks + text if right else text + blanks
 
 
 def narrowed(widths: Sequence[int], keeps: Sequence[bool], room: int) -> list[int]:
-    """Narrow columns to the room there is.
+    """Narrow columns until they fit into the available width.
 
-    The widest gives first. A column in `keeps` gives only if no other can.
+    The widest column is narrowed first. A column in `keeps` is narrowed only if no other can be.
     """
     now = list(widths)
     while sum(now) > max(room, len(now)):
@@ -319,7 +319,7 @@ def broken_lines(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """Cut a word into parts that fit."""
+    """Split a word into parts of at most `width` columns."""
     if letters(word.rstrip()) <= width:
         return [word]
     parts, part = [], ""
@@ -338,7 +338,7 @@ def write(
     notes: Sequence[str] = (),
     first: str = "",
 ) -> list[str]:
-    """Write tables as one Markdown page and as a CSV file each.
+    """Write tables to files: one Markdown page, and a CSV file for each table.
 
     Parameters
     ----------

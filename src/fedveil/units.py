@@ -1,4 +1,4 @@
-"""Units of privacy, and the everyday words for them."""
+"""Units of privacy (client, record, person), and everyday words for them."""
 
 from collections.abc import Collection
 
@@ -29,7 +29,7 @@ for _unit, _words in WORDS.items():
 
 
 def unit_meant(word: object) -> str:
-    """Return the unit that a word means, in singular or plural, "-level" or not; an empty text for other words."""
+    """Return the unit for a word such as "patients" or "record-level"; "" for unknown words."""
     if not isinstance(word, str):
         return ""
     plain = word.strip().lower().removesuffix("level").rstrip(" -_")
@@ -43,7 +43,7 @@ def unit_meant(word: object) -> str:
 
 
 def accepted_units(units: Collection[str]) -> str:
-    """Name units with some of the words for each."""
+    """List units with some of the words for each, for refusals."""
     said = []
     for unit in units:
         examples = ", ".join(WORDS[unit].split()[1:5])

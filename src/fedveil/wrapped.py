@@ -1,4 +1,4 @@
-"""Refusals of modules that wrap another one, and of parameters that are no plain tensors."""
+"""Refusal of modules that wrap another module, and of parameters that are no plain tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,14 +22,15 @@ _WAYS_OUT = {
 
 
 def uncompiled(model: Any, tell: Callable[[], None]) -> Any:
-    """Undo ``torch.compile``: return the module that it took, or a function that builds such modules.
+    """Undo ``torch.compile``: return the original module, or a function that builds original modules.
 
     Parameters
     ----------
     model : torch.nn.Module or callable
-        Model of a federation; anything else is returned as it is. A compiled part of a model is refused elsewhere.
+        Model of a federation; a model that is not compiled is returned unchanged. A compiled part of a model is refused
+        elsewhere.
     tell : callable
-        Called if the model was compiled. It is trained as plain PyTorch, to the numbers of the module itself.
+        Called if the model was compiled. Training then uses plain PyTorch, and gives the original module's results.
     """
     if isinstance(model, nn.Module):
         if not _is_compiled(model):
@@ -51,12 +52,12 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _modules_of_classes(module: nn.Module) -> dict[str, str]:
-    """Return the names of a module's classes, each with the Python module that defines it."""
+    """Return the names of a module's class and base classes, each with the Python module that defines it."""
     return {kind.__name__: kind.__module__ for kind in type(module).__mro__}
 
 
 def require_unwrapped(module: nn.Module) -> None:
-    """Refuse a module that cannot be copied, written and called under other parameters.
+    """Refuse a module that cannot be copied, written, or called with other parameters.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ def require_unwrapped(module: nn.Module) -> None:
     Raises
     ------
     FieldError
-        Naming the part and what to give instead.
+        If a part cannot; the text names the part and what to use instead.
     """
     for name, part in module.named_modules():
         kinds = _modules_of_classes(part)

@@ -47,7 +47,7 @@ WHAT = {
 
 
 def of_typer(name: str, thing: Any) -> click.Command:
-    """Return the command for a function with Typer's annotations, or for a Typer app."""
+    """Convert a function with Typer's annotations, or a Typer app, to a Click command."""
     typer = optional("typer", f"the command {name} is written for Typer", "typer")
     optional(
         "typer.core", "", "typer"
@@ -65,7 +65,7 @@ def of_typer(name: str, thing: Any) -> click.Command:
 
 
 def refusing(name: str, error: FedVeilError) -> click.Command:
-    """Return a command for an absent or broken one; it reports that when it is called."""
+    """Make a command that only reports why it is missing or broken."""
 
     def refuse() -> None:
         raise error
@@ -79,13 +79,13 @@ def refusing(name: str, error: FedVeilError) -> click.Command:
 
 
 class Commands(click.Group):
-    """Group of all commands; options of the group may also follow a command's name.
+    """Group of all commands; the group's own options may also follow a command's name.
 
     Parameters
     ----------
     own : mapping of str to click.Command
-        Commands of this package. Other packages add entry points of the group `fedveil.commands`: a `click.Command`, or
-        a function or app for Typer. Each is imported when the command or its help is called.
+        Commands of this package. Other packages add commands by entry points of the group `fedveil.commands`: a
+        `click.Command`, or a function or app for Typer. Each is imported only when the command or its help is called.
     """
 
     def __init__(self, own: Mapping[str, click.Command], **options: Any) -> None:
@@ -120,13 +120,13 @@ class Commands(click.Group):
         return None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Move the group's options to the front; arguments after ``--`` are left unchanged."""
+        """Move the group's options to the front; arguments after ``--`` stay where they are."""
         end = args.index("--") if "--" in args else len(args)
         first = sorted(args[:end], key=lambda a: a not in ANYWHERE)  # stable
         return super().parse_args(ctx, [*first, *args[end:]])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command of any package, and print a refusal as one line."""
+        """Run a command, and print a refusal as one line."""
         with shared.refusals():
             return super().invoke(ctx)
 
@@ -142,7 +142,7 @@ def _options(quiet: bool, json: bool) -> None:
 
 
 def command_line(own: Mapping[str, click.Command] | None = None) -> Commands:
-    """Return the group of all available commands."""
+    """Make the group of all available commands."""
     show_version: Callable[..., None] = _version
     return Commands(
         {

@@ -1,4 +1,4 @@
-"""``python -m fedveil.cli``."""
+"""The command line of the library as ``python -m fedveil.cli``."""
 
 from fedveil.cli import main
 

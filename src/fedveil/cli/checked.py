@@ -1,4 +1,4 @@
-"""Findings of a report's check, as a table and an exit code."""
+"""Output of a report's checks, as a table and an exit code."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ SAID = {True: "agrees", False: "DIFFERS", None: "not looked at"}
 
 
 def show_checked(path: Path, checks: "Sequence[Checked]") -> None:
-    """Show all checks of a report, and exit with an error unless all that could be checked agree."""
+    """Print all checks of a report; exit with an error if one fails, or if a promise could not be checked."""
     _show(path, checks)
     promises = [one for one in checks if one.kind == "promise"]
     unchecked = [one.what for one in promises if one.holds is None]
@@ -44,7 +44,7 @@ def show_checked(path: Path, checks: "Sequence[Checked]") -> None:
 
 
 def show_receipts(run: Path, checks: "Sequence[Checked]") -> None:
-    """Show all checks of receipts; exit with an error unless each accepted share was paid for and all agree."""
+    """Print all checks of receipts; exit with an error unless each accepted share was paid for and all checks agree."""
     _show(run, _folded(checks))
     unpaid = [one.what for one in checks if one.kind == "promise" and one.holds is None]
     if unpaid:
@@ -52,7 +52,7 @@ def show_receipts(run: Path, checks: "Sequence[Checked]") -> None:
 
 
 def _folded(checks: "Sequence[Checked]") -> "list[Checked]":
-    """Join the rounds in which everything agrees into one line."""
+    """Join rounds in which everything agrees into one line."""
     from fedveil.evidence import Checked
 
     rounds: dict[str, list[Checked]] = {}
@@ -69,7 +69,7 @@ def _folded(checks: "Sequence[Checked]") -> "list[Checked]":
 
 
 def _show(path: Path, checks: "Sequence[Checked]") -> None:
-    """Show all checks, and exit with an error if one of them fails."""
+    """Print all checks; exit with an error if one fails."""
     rows = [(one.what, SAID[one.holds], one.why) for one in checks]
     show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
     wrong = [one.what for one in checks if one.holds is False]

@@ -1,4 +1,4 @@
-"""`fedveil plan` and `fedveil advise` from numbers; for a configuration they call the package that reads it."""
+"""Commands `fedveil plan` and `fedveil advise` from numbers; a configuration is passed on to the package that reads it."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -30,7 +30,7 @@ RELATIONS = ("zero-out", "add/remove", "replace-one")
 
 
 def read_by(command: str, config: str) -> Callable[..., Any]:
-    """Return the command of another package that reads a configuration.
+    """Find another package's version of a command, which reads a configuration.
 
     It is an entry point of the group `fedveil.configurations`, with the command's name.
 
@@ -191,7 +191,7 @@ def advise(
 
 
 def _tables(config: str | None) -> dict[str, Any]:
-    """Read a file as tables; empty for a folder, a preset, or a file that the loader refuses."""
+    """Read a TOML file as tables; empty for a folder, a preset, or an unreadable file."""
     if config is None or not Path(config).is_file():
         return {}
     try:
@@ -201,7 +201,7 @@ def _tables(config: str | None) -> dict[str, Any]:
 
 
 def _refuse_unused(options: Mapping[str, Any]) -> None:
-    """Refuse options whose values are in the experiment's own file."""
+    """Refuse options whose values the given configuration already has."""
     for name, value in options.items():
         if value is not None and name not in CHOSEN:
             accepted = f"is what CONFIG says: change it there, or leave CONFIG out. Beside it go --{', --'.join(CHOSEN)}"
@@ -209,7 +209,7 @@ def _refuse_unused(options: Mapping[str, Any]) -> None:
 
 
 def show_choices(choices: "tuple[Choice, ...]", delta: float) -> None:
-    """Show the available choices, the least noise first."""
+    """Print the available choices, the least noise first."""
     from fedveil.evidence import advice_tables
 
     tables = advice_tables(choices, delta)
@@ -217,7 +217,7 @@ def show_choices(choices: "tuple[Choice, ...]", delta: float) -> None:
 
 
 def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[str, Any]) -> Any:
-    """Call a function with the given options and the file's keys; refuse unknown and missing ones."""
+    """Call a function with options and the file's keys; refuse unknown and missing ones."""
     values = {**{k: v for k, v in options.items() if v is not None}, **table}
     accepted = signature(function).parameters
     for key, value in values.items():

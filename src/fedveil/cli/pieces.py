@@ -1,4 +1,4 @@
-"""Click commands whose arguments have a help text, too."""
+"""Click commands whose arguments have help texts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 
 class Argument(click.Argument):
-    """Argument with a help text.
+    """Click argument with a help text.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Argument(click.Argument):
 
 
 class Command(click.Command):
-    """A command that lists its arguments before its options."""
+    """Click command whose help lists arguments before options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         arguments: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Shared parts of commands: refusals as one line and an exit code, and output for people and for programs."""
+"""Shared parts of commands: refusals as one line with an exit code, and output for people and for programs."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
 
 class Resumption:
-    """Text that tells how to resume after an interruption."""
+    """Text with the command that resumes an interrupted run."""
 
     folder: Path | None = None
     command = ""
@@ -36,7 +36,7 @@ class Resumption:
 
 @contextmanager
 def refusals() -> Iterator[Resumption]:
-    """Print a refusal as one clear line on stderr, and set an exit code; show only warnings of Flower's log."""
+    """Turn errors in this context into one line on stderr and an exit code; of Flower's log show only warnings."""
     from fedveil.errors import FedVeilError, NoReplyError
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -57,7 +57,7 @@ def refusals() -> Iterator[Resumption]:
 
 
 def warn(text: str) -> None:
-    """Print each line on stderr, under ``-q`` too."""
+    """Print each line on stderr, also with ``-q``."""
     for line in text.split("\n"):
         sys.stderr.write(f"fedveil: {cleaned(line, LONGEST)}\n")
 
@@ -69,14 +69,14 @@ def fail(text: str, code: int) -> None:
 
 
 def stop_early(reasons: list[str]) -> None:
-    """Exit with the code of a run that ended early by a budget or by early stopping, if one did."""
+    """If a run ended early by a budget or early stopping, exit with the code for that."""
     for reason in filter(None, reasons):
         fail(f"stopped early: {reason.removeprefix('stopped early: ')}", STOPPED)
 
 
 @dataclass
 class Output:
-    """Form of the output: ``fedveil -q ...``, ``fedveil --json ...``."""
+    """Form of the output: quiet (``fedveil -q``), JSON (``fedveil --json``), or tables."""
 
     quiet: bool = False
     json: bool = False
@@ -92,13 +92,13 @@ def terminal() -> TextIO:
 
 
 def width() -> int:
-    """Number of columns of the terminal; without a terminal, as many as are needed."""
+    """Number of terminal columns; without a terminal at least `PIPE`."""
     columns = get_terminal_size().columns
     return columns if terminal().isatty() else max(columns, PIPE)
 
 
 def say(*lines: str, whole: bool = False) -> None:
-    """Print lines unchanged; a `whole` line is not broken, so that a path in it can be copied."""
+    """Print lines; a `whole` line is never broken, so that a path in it can be copied."""
     if OUTPUT.quiet:
         return
     for line in lines:
@@ -107,7 +107,7 @@ def say(*lines: str, whole: bool = False) -> None:
 
 
 def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = False) -> None:
-    """Print tables, or each as a line of JSON on standard output if requested, and the notes below them."""
+    """Print tables (with ``--json`` each as a line of JSON on standard output), and the notes below them."""
     for table in tables:
         if OUTPUT.json:
             sys.stdout.write(json.dumps(table.values()) + "\n")
@@ -117,7 +117,7 @@ def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = Fal
 
 
 def _writes(letter: str) -> bool:
-    """Whether the terminal's encoding has this letter."""
+    """Whether the terminal's encoding has this character."""
     try:
         letter.encode(terminal().encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -34,7 +34,7 @@ def ledger() -> None:
 def ledger_begin(path: Path, by: str, head: Path) -> None:
     """Begin the ledger of a data set, once.
 
-    A file that exists is refused: what was spent stays spent.
+    An existing ledger is never replaced: past costs stay.
     """
     from fedveil.engines.lifetime import begin_ledger
 
@@ -48,9 +48,9 @@ def ledger_begin(path: Path, by: str, head: Path) -> None:
 def ledger_head(path: Path, by: str, head: Path) -> None:
     """Make the head of a ledger that has none.
 
-    For a ledger of an earlier version, or one whose second place was lost.
+    This is for a ledger of an earlier version, or if the folder with its head was lost.
 
-    What lies in the ledger is taken as whole: look first, with `fedveil ledger show`.
+    The ledger is accepted as complete. Look at it first, with `fedveil ledger show`.
     """
     from fedveil.engines.lifetime import make_head
 
@@ -67,10 +67,10 @@ def ledger_head(path: Path, by: str, head: Path) -> None:
 def ledger_close(path: Path, by: str, head: Path, archive: Path) -> None:
     """Close a ledger and begin the next one, at the end of a year.
 
-    The next one begins with all that was spent.
+    The next ledger begins with all past costs.
 
-    Every line is checked first. Budgets and policies go on counting. Runs that are under way are refused afterwards, and
-    secure sums need a new key: close between studies.
+    Every line is checked first. Budgets and policies continue to count. Runs in progress are refused afterwards, and
+    secure sums need a new key. So close a ledger between studies.
     """
     from fedveil.engines.closing import close_ledger
 
@@ -108,9 +108,10 @@ def ledger_show(
 ) -> None:
     """Check a ledger, and show its runs and what was spent.
 
-    The ledger stays as it is.
+    The ledger is not changed.
 
-    Of a run's own ledger (RUN/ledger/server.jsonl): its parties, and whether it begins in the middle of the run.
+    For a run's own ledger (RUN/ledger/server.jsonl) it shows the parties, and whether the ledger begins in the middle
+    of the run.
     """
     from fedveil.accounting import Policy
     from fedveil.engines.closing import require_closed
@@ -167,10 +168,10 @@ def ledger_show(
 def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> None:
     """Check a report's promises against ledgers.
 
-    Needs the library alone.
+    This needs only the library.
 
-    Its pages are compared by `fedveil report --verify`. Exit codes: 1, something does not agree; 5, a promise was not
-    checked.
+    To compare the report's pages, use `fedveil report --verify`. Exit codes: 1, something does not agree; 5, a promise
+    was not checked.
     """
     from fedveil.evidence import check_promises
 
@@ -183,8 +184,8 @@ def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> 
 def ledger_receipts(run: Path, ledgers: tuple[Path, ...]) -> None:
     """Check a run's receipts against ledgers.
 
-    Each accepted share has to be paid for, and all sites have to have seen the same receipts. Ledgers in the run's own
-    folder count, too. Exit codes: 1, something does not agree; 5, no given ledger pays for an accepted share.
+    Each accepted share must be paid for in a ledger, and all sites must have seen the same receipts. Ledgers in the
+    run's own folder count, too. Exit codes: 1, something does not agree; 5, an accepted share is in no given ledger.
     """
     from fedveil.evidence import check_receipts
 
@@ -192,7 +193,7 @@ def ledger_receipts(run: Path, ledgers: tuple[Path, ...]) -> None:
 
 
 def of_run(path: Path) -> bool:
-    """Whether a ledger belongs to a run, in whose folder it is, and not to a data set."""
+    """Whether a file is a ledger of one run, and not of a data set."""
     from fedveil.reading import json_of
 
     try:
@@ -206,7 +207,7 @@ def of_run(path: Path) -> bool:
 
 
 def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]]":
-    """Return a table with one line for each party of a run's ledgers (with the cost of a single one), and notes."""
+    """Make a table with one line for each party of a run's ledgers (and the costs if there is one party), and notes."""
     from fedveil.engines.party import begun_midway
     from fedveil.evidence import read_books, spent_of
     from fedveil.tables import Table
@@ -258,7 +259,7 @@ def write_releases(file: Path, ledger: "Ledger", policy: "Policy") -> None:
 
 
 def late_runs(lines: list[str]) -> list[str]:
-    """Return a note for each run that begins after its first round, as if the server continued without its ledger."""
+    """Return a note for each run whose ledger lacks its first rounds, as if the server continued without its ledger."""
     import json
 
     first: dict[str, int] = {}
@@ -272,7 +273,7 @@ def late_runs(lines: list[str]) -> list[str]:
 
 
 def carried_over(ledger: "Ledger", checked: Path | None) -> list[str]:
-    """Return notes on the costs that a ledger carries over from a closed one, which may have been checked."""
+    """Return notes on the costs carried over from a closed ledger; `checked` is that ledger, if it was compared."""
     from fedveil.engines.closing import CLOSED
     from fedveil.reading import json_of
 
@@ -300,7 +301,7 @@ def _of_head(head: "Head") -> str:
 
 
 def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
-    """Return a table with one line for each run."""
+    """Make a table with one line for each run in a ledger."""
     import json
 
     from fedveil.accounting import OPEN
@@ -337,7 +338,7 @@ def keys() -> None:
 def keys_new(path: Path) -> None:
     """Make a key, once for a study.
 
-    The other sites put its public half into their policies, as `peers`.
+    The command prints the public half. The other sites add it to `peers` in their policies.
     """
     from fedveil.engines.site_keys import make_key
 
@@ -358,7 +359,7 @@ def keys_show(path: Path) -> None:
 def keys_end(path: Path) -> None:
     """Destroy a key when its study is over.
 
-    Whoever gets a key later unmasks the shares that were recorded.
+    Anybody who gets a key later can unmask this site's recorded shares.
     """
     from fedveil.engines.site_keys import end_key
 
@@ -396,7 +397,7 @@ def node() -> None:
 def node_init(folder: Path, head: Path, dataset: str, by: str) -> None:
     """Write a node's folder: policy, ledger, head, key, commands.
 
-    It says what is still to decide.
+    The output lists what you still have to decide.
     """
     from fedveil.node.site import begin_site
 
@@ -437,9 +438,9 @@ def node_init(folder: Path, head: Path, dataset: str, by: str) -> None:
 def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str) -> None:
     """Check what the node's policy binds on this machine.
 
-    Exit code 2: something needed is missing.
+    Exit code 2: something required is missing.
 
-    FOLDER is a node's own, or the startup kit of a FLARE site (with local/ and startup/), which is read field by field.
+    FOLDER is a node's own folder, or the startup kit of a FLARE site (with local/ and startup/).
     """
     from fedveil.errors import FieldError
     from fedveil.node.kit import check_kit, is_kit
@@ -475,7 +476,7 @@ def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str
 def node_start(folder: Path, command: tuple[str, ...]) -> None:
     """Start flower-supernode or flower-superexec under the policy.
 
-    The node's own commands take the place of Flower's.
+    Flower then starts the node's own commands in place of its own.
     """
     from fedveil.node.site import start
 
@@ -494,7 +495,7 @@ def node_hash(app: Path) -> None:
 def node_key(path: Path) -> None:
     """Make a key that approves apps.
 
-    Its public half goes into policy.node.signers.
+    The command prints the public half. Add it to policy.node.signers.
     """
     from fedveil.node.bundle import make_signer
 
@@ -513,7 +514,7 @@ def node_key(path: Path) -> None:
 def node_sign(app: Path, key: Path, until: datetime) -> None:
     """Approve an app's bundle until a day.
 
-    The printed line goes into the run's configuration.
+    Put the printed line into the run's configuration.
     """
     from fedveil.node.bundle import APPROVAL, approve
 

@@ -1,4 +1,4 @@
-"""Evidence of a run: its rounds and summary, a server's folder, ledgers read from files."""
+"""Evidence of a run: its rounds and summary, a server's folder, ledgers in files, and checks of reports."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Agreement of written statements with ledgers; conditions that later versions found are no contradiction."""
+"""Comparison of written statements with ledgers; a condition found by a later version is no contradiction."""
 
 from collections.abc import Mapping
 from math import isclose
@@ -47,7 +47,7 @@ def _without_conditions(promise: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def found_since(given: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
-    """List the conditions, for releases of earlier versions, that were not stated."""
+    """List conditions on old releases that a later version found and the statement lacks."""
     found = []
     for condition in given.get("conditions", []):
         doubted = condition in DOUBTS or condition.endswith(MIDWAY)
@@ -57,7 +57,7 @@ def found_since(given: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
 
 
 def promises_differ(given: Promises, stated: Promises) -> str:
-    """Return the differences between promises by party; an empty text if there are none."""
+    """Describe the differences between promises by party; "" if there are none."""
     missing = sorted(given.keys() - stated.keys())
     if missing:
         return f"the ledgers have {', '.join(missing)}, of which nothing is said"
@@ -81,7 +81,7 @@ def require_carried(
     Raises
     ------
     LedgerError
-        If they disagree; the text has the ledgers' values.
+        If it disagrees; the text gives the ledgers' values.
     """
     why = (
         "; ".join(found.faults)

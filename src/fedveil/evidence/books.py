@@ -1,4 +1,4 @@
-"""Ledgers read from files: those of runs, by run and party, and those of data sets; their promises and digests."""
+"""Ledgers in files, of runs (by run and party) and of data sets, with their promises and digests."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class Book:
     ledger : Ledger
         Ledger, checked line by line.
     lines : tuple of str
-        Lines of the file; a data set's ledger is without its first line.
+        Lines of the file; for a data set's ledger without the first line.
     file : Path, optional
         File of a data set's ledger.
     """
@@ -32,7 +32,7 @@ class Book:
     file: Path | None = None
 
     def of(self, *runs: str) -> "Book":
-        """Return the same lines with the entries of one run, which may have continued under other ids."""
+        """Return the same lines with the entries of one run; a continued run may have several ids."""
         ledger = self.ledger
         first, *more = [Ledger.parse(run, ledger.party, self.lines, ledger.head) for run in runs]
         for other in more:
@@ -40,12 +40,12 @@ class Book:
         return Book(first, self.lines)
 
     def up_to(self, count: int) -> "Book":
-        """Return the first `count` lines, those of an earlier report."""
+        """Return a ledger with only the first `count` lines, as an earlier report had it."""
         ledger, lines = self.ledger, self.lines[:count]
         return Book(Ledger.parse(ledger.run, ledger.party, lines, ledger.head), lines)
 
     def values(self) -> dict[str, Any]:
-        """Return party, number of lines, head of the chain and digest of the bytes, for JSON."""
+        """Return party, number of lines, last checksum and digest of the bytes, for JSON."""
         digest = hashlib.sha256("".join(f"{line}\n" for line in self.lines).encode()).hexdigest()
         party, head = self.ledger.party, self.ledger.checksum
         return {"party": party, "lines": len(self.lines), "head": head, "digest": digest}
@@ -53,7 +53,7 @@ class Book:
 
 @dataclass(frozen=True, eq=False)
 class Books:
-    """Ledgers of `runs` by run and party, and of data `sets` by name."""
+    """Ledgers read from files: `runs` by run and party, and data `sets` by name."""
 
     runs: Mapping[str, Mapping[str, Book]] = field(default_factory=dict)
     sets: Mapping[str, Book] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def _ledgers_below(folder: Path) -> list[Path]:
 
 
 def _add_set(sets: dict[str, Book], file: Path) -> None:
-    """Add a data set's ledger; a file that is given twice counts once."""
+    """Add a data set's ledger; a file given twice counts once."""
     ledger, lines, torn = read_ledger(file)
     if torn:
         raise LedgerError(f"{file}: its last line has no end; restore the file")
@@ -104,7 +104,7 @@ def _add_set(sets: dict[str, Book], file: Path) -> None:
 
 
 def _add(lines: dict[tuple[str, str], list[str]], file: Path) -> None:
-    """Add a file's lines to those of their parties; a file that is given twice counts once."""
+    """Add a file's lines to those of their parties; a file given twice counts once."""
     own: dict[tuple[str, str], list[str]] = {}
     for key, line in _lines_of(file):
         own.setdefault(key, []).append(line)
@@ -128,7 +128,7 @@ def _lines_of(file: Path) -> Iterable[tuple[tuple[str, str], str]]:
 
 
 def _of_data(file: Path) -> bool:
-    """Whether the first line of a file is that of a data set's ledger."""
+    """Whether a file is a data set's ledger, by its first line."""
     with file.open("rb") as opened:
         first = opened.readline(1 << 20)
     try:
@@ -140,7 +140,7 @@ def _of_data(file: Path) -> bool:
 def promise_of_sites(
     trust: str, books: Mapping[str, Book], delta: float
 ) -> dict[str, dict[str, Any]]:
-    """Add up the ledgers of clients' own data sets for one deployed run; for JSON."""
+    """Compute the promise of clients in one deployed run from the ledgers of their data sets; for JSON."""
     ledgers = [book.ledger for book in books.values() if book.ledger.entries]
     if not ledgers or trust == "central":
         return {}
@@ -152,6 +152,6 @@ def promise_of_sites(
 
 
 def plain(guarantee: Guarantee, delta: float) -> dict[str, Any]:
-    """Return a guarantee for JSON without its events: there may be thousands, and ledgers hold them."""
+    """Return a guarantee for JSON without its events, as there may be thousands and the ledgers have them."""
     values = guarantee_values(guarantee, delta)
     return {name: value for name, value in values.items() if not name.startswith("events")}

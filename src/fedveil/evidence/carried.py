@@ -1,4 +1,4 @@
-"""Facts of a run that its ledgers prove by themselves: parties, trust, delta, conditions and promises.
+"""Facts of a run that follow from its ledgers alone: parties, trust, delta, conditions and promises.
 
 The first lines of a run's ledgers bind its parties and the terms of every epsilon (`fedveil_lab.runs.opening`). Ledgers
 of earlier versions bind nothing. The terms are then taken from the author, and `Carried.bound` is False.
@@ -25,12 +25,12 @@ CLIENT, VALIDATION = "worst client", "validation clients"
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """Facts of one run, as its ledgers prove them.
+    """Facts of one run, read from its ledgers.
 
     Attributes
     ----------
     run : str
-        Id in the ledgers.
+        Id of the run in the ledgers.
     bound : bool
         Whether the ledgers' first lines bind the parties and the terms; else the author stated them.
     setting, method, trust, delta, engine : str, str, str, float, str
@@ -48,9 +48,9 @@ class Carried:
     promises : dict
         Promises by party, of every party that released something.
     ledgers : list of dict
-        Heads and digests of the ledgers, by party.
+        Last checksums and digests of the ledgers, by party.
     sites : list of dict
-        Heads and digests of the ledgers of clients' own data sets.
+        Last checksums and digests of the ledgers of clients' own data sets.
     faults : list of str
         Contradictions, and missing parties.
     """
@@ -74,7 +74,7 @@ class Carried:
 
     @property
     def head(self) -> str:
-        """Common head of all ledgers: SHA-256 over parties and heads."""
+        """Common head of all ledgers: SHA-256 over their parties and last checksums."""
         heads = [f"{one['party']} {one['head']}\n" for one in (*self.ledgers, *self.sites)]
         return hashlib.sha256("".join(heads).encode()).hexdigest()
 
@@ -82,7 +82,7 @@ class Carried:
 def carried(
     run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]
 ) -> Carried:
-    """Return the facts of one run, added up from its ledgers.
+    """Read the facts of one run from its ledgers, and compute its promises.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def carried(
     books : mapping of str to Book
         Ledgers of the run, by party.
     told : mapping
-        Statements of the author, used if no opening makes them.
+        Statements of the author, used if no first line of a ledger makes them.
     sets : mapping of str to Book
         Ledgers of clients' own data sets.
     """
@@ -135,7 +135,7 @@ def _opening_of(ledgers: Mapping[str, Ledger]) -> Mapping[str, Any] | None:
 def _promises_of_run(
     ledgers: Mapping[str, Ledger], trust: str, delta: float, terms: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Add up the ledgers in the server's folder, among them those of a deployed run's clients."""
+    """Compute the promises from the ledgers in the server's folder, also those of a deployed run's clients."""
     central = trust == "central"
     if not ledgers or (not central and len(ledgers) == 1):
         return {}
@@ -167,7 +167,7 @@ def _distinct_budgets(ledgers: Iterable[Ledger]) -> list[Mapping[str, float]]:
 
 
 def _too_small(ledgers: Iterable[Ledger], options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the promises that are smaller than the noise in their lines allows."""
+    """Yield a text for each promise that is smaller than the noise in its line allows."""
     for ledger in ledgers:
         why = too_small(ledger.party, ledger.entries, options)
         if why:
@@ -177,7 +177,7 @@ def _too_small(ledgers: Iterable[Ledger], options: Mapping[str, Any]) -> Iterato
 def books_of_sites(
     books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]
 ) -> dict[str, Book]:
-    """Return the part of clients' own data sets' ledgers that belongs to one deployed run (arguments of `carried`)."""
+    """Return the lines of clients' data sets' ledgers that belong to one deployed run (arguments as for `carried`)."""
     runs = runs_of_sites(books, told)
     found = {}
     for name, whole in sets.items() if runs else ():
@@ -188,14 +188,14 @@ def books_of_sites(
 
 
 def runs_of_sites(books: Mapping[str, Book], told: Mapping[str, Any]) -> list[str]:
-    """Return the framework's ids of a deployed run: one, and more if its server went on."""
+    """Return the framework's ids of a deployed run: one, or more if its server continued."""
     openings: Sequence[Mapping[str, Any]] = books[SERVER].ledger.openings if SERVER in books else ()
     named = [one.get(RUN_OF_SITES) for one in openings or (told,)]
     return list(dict.fromkeys(map(str, filter(None, named))))
 
 
 def _trust_of(ledgers: Mapping[str, Ledger], told: str) -> str:
-    """Return the trust model in lines of an earlier version: that of clients with noise of their own, if any."""
+    """Return the trust model from lines of an earlier version: that of clients with their own noise, if any."""
     models = set()
     for party, ledger in ledgers.items():
         if party != SERVER:
@@ -205,7 +205,7 @@ def _trust_of(ledgers: Mapping[str, Ledger], told: str) -> str:
 
 
 def _of_parties(ledgers: Mapping[str, Ledger], trust: str) -> Iterator[str]:
-    """Yield faults: parties that are missing or unknown, and first lines of another run."""
+    """Yield faults: missing or unknown parties, and first lines of another run."""
     opening = _opening_of(ledgers)
     if opening is None:
         if any(ledger.opening is not None for ledger in ledgers.values()):

@@ -1,8 +1,8 @@
-"""A report's promises checked against ledgers, on any machine.
+"""Checks of a report's promises against ledgers, on any machine.
 
-The ledgers are added up again, and the result must equal report.json. So a reader with the true ledgers cannot be shown
-another promise. If ledgers were edited together with the report, only the heads of data sets in a second place show it.
-The pages beside the report are compared by the laboratory's `fedveil report --verify`.
+The promises are computed again from the ledgers, and must equal those in report.json. So a reader with the true ledgers
+cannot be shown another promise. If ledgers were edited together with the report, only the heads of data sets in a
+second place show it. The pages next to the report are compared by the laboratory's `fedveil report --verify`.
 """
 
 import hashlib
@@ -43,7 +43,8 @@ class Checked:
     why : str
         Reason, unless it holds.
     kind : {"", "promise", "file", "word"}
-        Kind of check: a run's promise that is added up anew, a file that is compared whole, or lines that are believed.
+        Kind of check: a run's promise that is computed again, a file that is compared as a whole, or lines that are
+        believed.
     """
 
     what: str
@@ -56,14 +57,14 @@ Files = Callable[[Path, bytes, Mapping[str, Any]], Iterable[Checked]]
 
 
 def no_files(report: Path, raw: bytes, values: Mapping[str, Any]) -> Iterable[Checked]:
-    """Compare no files except the report."""
+    """Compare no files besides the report itself."""
     return ()
 
 
 def check_promises(
     report: Path, ledgers: Sequence[Path], heads: Path | None = None, files: Files = no_files
 ) -> list[Checked]:
-    """Compare a report with its ledgers.
+    """Check a report's promises against ledgers.
 
     Parameters
     ----------
@@ -72,9 +73,9 @@ def check_promises(
     ledgers : sequence of Path
         Files and folders with ledgers of runs and data sets.
     heads : Path, optional
-        Folder with the heads of data sets' ledgers, their second place.
+        Folder with the heads of data sets' ledgers (their second place).
     files : callable, optional
-        Function that compares files beside the report, from its path, its bytes and its values.
+        Function ``(path, bytes, values)`` of the report that checks further files.
 
     Raises
     ------
@@ -115,7 +116,7 @@ def _without_reason(check: Checked) -> Checked:
 
 
 def _promises(values: Mapping[str, Any], books: Books) -> Iterator[Checked]:
-    """Add up each run's ledgers, and compare them with the report's statement."""
+    """Compute each run's promises from its ledgers, and compare them with the report's."""
     for held, said in zip(values["evidence"]["runs"], values["said"]["runs"], strict=True):
         seed = said.get("seed")
         name = str(held["setting"]) if seed is None else f"{held['setting']}, seed {seed}"
@@ -179,7 +180,7 @@ def _run(
 
 
 def _sets(values: Mapping[str, Any], books: Books, heads: Path | None) -> Iterator[Checked]:
-    """Compare ledgers of data sets up to the lines that the report knew, as they may have grown since."""
+    """Compare ledgers of data sets with the report, up to the lines that it knew; they may have grown since."""
     named = [one["ledger"]["party"] for one in values["evidence"]["sets"]]
     for party in sorted(set(named)):
         if named.count(party) > 1:
@@ -227,7 +228,7 @@ def _head(name: str, book: Book, heads: Path | None) -> Checked:
 
 
 def encoded(values: Mapping[str, Any]) -> bytes:
-    """Return the values of a report in their canonical form, with the digest of all others."""
+    """Return a report's values as bytes in their canonical form, with a digest of the values."""
     plain = dict(values)
     plain.pop("digest", None)
     text = json.dumps(plain, indent=1, sort_keys=True)
@@ -236,12 +237,12 @@ def encoded(values: Mapping[str, Any]) -> bytes:
 
 
 def rule_of(policy: Mapping[str, Any]) -> Policy:
-    """Return the policy in force; without one, a policy that counts what is spent."""
+    """Return the given policy; without one, a policy that only counts costs."""
     return Policy.from_dict(dict(policy)) if policy else Policy(distance=1.0)
 
 
 def set_values(book: Book, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a data set's ledger and its costs, for JSON."""
+    """Return a data set's ledger and its costs as values for JSON."""
     spent = spent_of(book.ledger, rule_of(policy))
     rows = []
     for row in spent.rows:

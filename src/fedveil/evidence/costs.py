@@ -1,4 +1,4 @@
-"""Tables of the cost of privacy: planned, advised, read and spent. Nothing here trains, or imports PyTorch."""
+"""Tables of privacy costs: planned, advised, read from a configuration, and spent. Nothing here needs PyTorch."""
 
 import math
 import tomllib
@@ -24,7 +24,7 @@ NEIGHBOURS: Mapping[str, str] = {
 
 
 def advice_tables(choices: Sequence[Choice], delta: float) -> list[Table]:
-    """Tabulate choices, the least noise first; a second table has the lines for ``[privacy]`` and the evidence."""
+    """Make tables of choices, the least noise first: one of the choices, one with their configuration lines and evidence."""
     rows = []
     for choice in choices:
         promise = (
@@ -54,7 +54,7 @@ def _choice_values(choice: Choice, delta: float) -> dict[str, Any]:
 
 
 def _notes_on(choices: Sequence[Choice], delta: float) -> list[str]:
-    """Explain the first promise, and the first one to single records."""
+    """Explain the promise of the first choice, and of the first one for single records."""
     notes = []
     proven = [choice.guarantee for choice in choices if choice.guarantee is not None]
     if proven:
@@ -71,7 +71,7 @@ def _notes_on(choices: Sequence[Choice], delta: float) -> list[str]:
 
 
 def reading_table(reading: Reading) -> Table:
-    """List what an existing configuration really promises."""
+    """Make a list of what an existing configuration really promises."""
     data = {name: getattr(reading, name) for name in ("sigma", "claimed", "least_sigma")}
     for name in ("round", "total"):
         data[name] = guarantee_values(getattr(reading, name), reading.delta)
@@ -79,7 +79,7 @@ def reading_table(reading: Reading) -> Table:
 
 
 def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
-    """List a plan, the meaning of its numbers, and the conditions of its promise."""
+    """Make a list of a plan's numbers, their meaning, and the conditions of its promise."""
     vacuous = " (vacuous)" if plan.vacuous else ""
     epsilon = f"{rounded_up(plan.epsilon)} at delta {plan.delta:g}{vacuous}"
     assumed = f"{plan.clients} clients, all in every round, uniform weights, updates clipped to {plan.clip:g}"
@@ -106,7 +106,7 @@ def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
 
 
 def spent_of(ledger: "Ledger", policy: "Policy") -> Table:
-    """Tabulate what was spent, a line for each kind of cost; unlike kinds are not added."""
+    """Make a table of spent costs, with a line for each kind; different kinds are not added."""
     rows = []
     for kind, (count, spent, limit) in policy.standing(e.spend for e in ledger.all_entries).items():
         costs = "of unlike promises: no sum" if math.isinf(spent) else rounded_up(spent, 6)
@@ -124,7 +124,7 @@ def spent_of(ledger: "Ledger", policy: "Policy") -> Table:
 
 
 def _counted_at(kind: str, policy: "Policy") -> str:
-    """Return the distance or delta at which a kind of cost is counted, as text."""
+    """Return the distance or delta at which a kind of cost is counted, as a text."""
     if kind == "leakage":
         return f" at distance {policy.distance or 0:g}"
     if kind == "record_epsilon":
@@ -133,7 +133,7 @@ def _counted_at(kind: str, policy: "Policy") -> str:
 
 
 def _left(kind: str, spent: float, limit: float | None) -> str:
-    """Return the cost that one more release may have; `NOTHING` if that is not known."""
+    """Return how much one more release may cost; `NOTHING` if that is not known."""
     if limit is None or kind == "record_epsilon":
         return NOTHING
     if kind.endswith("mu"):
@@ -144,9 +144,9 @@ def _left(kind: str, spent: float, limit: float | None) -> str:
 
 
 def used_of(ledgers: "Sequence[Ledger]", policy: "Policy") -> Table:
-    """Tabulate the used share of each total, for the data set with the largest share and for the median one.
+    """Make a table of the used share of each limit: of the data set that used most, and of the median one.
 
-    The table has no names and no numbers of releases, and only these two figures for any number of data sets.
+    The table has no names and no numbers of releases.
     """
     shares: dict[str, list[float]] = {}
     for ledger in ledgers:

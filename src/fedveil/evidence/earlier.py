@@ -1,4 +1,4 @@
-"""Reports of earlier versions, converted to today's form; their pages are not compared."""
+"""Conversion of reports of earlier versions to today's form; their pages are not compared."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ SPENT = ("cost", "releases", "spent", "allowed", "left")
 
 
 def as_today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert those evidence and author's words of an earlier report to today's form that a check compares."""
+    """Convert the parts of an earlier report that a check compares: evidence, and the author's statements."""
     evidence = values["evidence"]
     sets = {one["ledger"]["party"]: _set(one) for one in evidence["sets"]}
     held, said = [], []
@@ -37,7 +37,7 @@ def _set(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(run: Mapping[str, Any], sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values that ledgers have about a run."""
+    """Return the values about a run that its ledgers also have."""
     held = _picked(run, "run", "setting", "trust", "delta", "ledgers")
     promises = {}
     for party, promise in run["promises"].items():
@@ -49,7 +49,7 @@ def _held(run: Mapping[str, Any], sets: Mapping[str, Mapping[str, Any]]) -> dict
 
 
 def _said(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the author's words about a run."""
+    """Return the author's own statements about a run."""
     promises = run["promises"]
     return {
         **_picked(run, "seed", "setting", "trust", "delta"),

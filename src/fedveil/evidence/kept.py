@@ -1,6 +1,6 @@
-"""Rounds that a server or federation keeps on request, one file for each in the folder ``rounds``.
+"""Rounds that a server or federation stores on request, one file for each in the folder ``rounds``.
 
-Three parts of a round can be kept. Models are released, so keeping them costs no privacy. Updates are the models that
+Three parts of a round can be stored. Models are released, so storing them costs no privacy. Updates are the models that
 arrived, each with its partition; `fedveil audit --recorded` attacks them. Shares are the arrived values without a
 sender, named by digests; `replay` computes the models from them again.
 """
@@ -32,7 +32,7 @@ _APART = " "  # between the kind of a share and its digest
 
 @dataclass(frozen=True, eq=False)
 class KeptRound:
-    """Round that was kept.
+    """Stored round: its broadcast, released models, and arrived models or shares.
 
     Attributes
     ----------
@@ -41,11 +41,11 @@ class KeptRound:
     models : Tensor
         [k, d], models that the round released.
     replied : tuple of int
-        Partitions whose models came back; empty if shares alone were kept.
+        Partitions that replied with a model; empty if only shares were stored.
     received : mapping of int to Tensor
-        [d] each: models that arrived, by partition; empty unless updates were kept.
+        [d] each, models that arrived, by partition; empty unless updates were stored.
     shares : mapping of str to Release
-        Arrived shares by digest; empty unless shares were kept.
+        Arrived shares by digest; empty unless shares were stored.
     """
 
     broadcast: Broadcast
@@ -61,19 +61,19 @@ class KeptRound:
 
     @property
     def starts(self) -> Tensor:
-        """Models [k, d] that opened the round."""
+        """Broadcast models [k, d] of the round."""
         return self.broadcast.models
 
 
 class KeptShares:
-    """Probe of a federation that keeps the shares of each round.
+    """Probe that stores the shares of each round of a federation.
 
     A deployed server does the same with ``ServerFolder(..., keep=["shares"])``.
 
     Parameters
     ----------
     folder : str or Path
-        Folder of the run; the files lie in its ``rounds``.
+        Folder of the run; the files are in its folder ``rounds``.
     """
 
     name = "kept_shares"
@@ -83,7 +83,7 @@ class KeptShares:
         self.folder = Path(folder)
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Keep a round; no figure comes of it.
+        """Store the shares of a round; there are no figures.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class KeptShares:
 
 
 def require_keeps(keep: Collection[str], field: str = "keep") -> frozenset[str]:
-    """Return what is to be kept of each round.
+    """Return the parts of rounds to store, after checking their names.
 
     Raises
     ------
@@ -110,10 +110,10 @@ def require_keeps(keep: Collection[str], field: str = "keep") -> frozenset[str]:
 
 
 def refuse_clear(method: Method, keep: Collection[str]) -> None:
-    """Refuse to keep answers if the promise relies on a trusted receiver who forgets them.
+    """Refuse to store answers if the promise relies on a receiver who forgets them.
 
-    Under local trust each answer is a separate release. A masked share of a secure sum reveals nothing without its
-    site's key. Without a promise there is nothing to break.
+    Storing is allowed in three cases. Under local trust each answer is a release. In a secure sum a masked share
+    reveals nothing without its site's key. Without a promise nothing can be broken.
 
     Raises
     ------
@@ -137,14 +137,14 @@ def write_round(
     replies: Mapping[int, Releases],
     models: Tensor,
 ) -> None:
-    """Write a round's file; a round that is done anew replaces it.
+    """Write a round's file; if a round is repeated, its file is replaced.
 
     Parameters
     ----------
     folder : Path
         Folder of the run.
     keep : collection of str
-        Of `KEEPS`; without any nothing is written.
+        Parts to store, names in `KEEPS`; if empty, nothing is written.
     broadcast : Broadcast
         Broadcast that opened the round.
     replies : mapping of int to Releases
@@ -192,7 +192,7 @@ def round_file(folder: Path, number: int) -> Path:
 
 
 def kept_rounds(folder: Path) -> list[KeptRound]:
-    """Read the kept rounds in order; empty if none was kept.
+    """Read all stored rounds, in order.
 
     Raises
     ------
@@ -209,7 +209,7 @@ def read_round(path: Path) -> KeptRound:
     Raises
     ------
     FieldError
-        If it is damaged, or a share is not the one that its name says.
+        If the file is damaged, or a share does not match the digest in its name.
     """
     try:
         tensors, plain = unsealed(path)
@@ -228,12 +228,12 @@ def read_round(path: Path) -> KeptRound:
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Release]:
-    """Return shares by digest.
+    """Return shares by the digest in their names.
 
     Raises
     ------
     ValueError
-        If one is not what its name says.
+        If a share does not match its digest.
     """
     shares = {}
     for name, value in tensors.items():

@@ -1,4 +1,4 @@
-"""Numbers of the arithmetic behind a figure, one for each path of training, and versions of packages."""
+"""Version numbers of the arithmetic behind a figure, one for each path of training, and versions of packages."""
 
 import platform
 from functools import cache
@@ -15,7 +15,7 @@ _COMMON = 3  # written alone by a run if all its paths have it
 
 
 def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) -> int | str:
-    """Return the numbers in `NUMERICS` of the paths that a run takes.
+    """Return the version numbers in `NUMERICS` for the training paths that a run uses.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) ->
     trainer : {"auto", "batched", "sequential"}
         Trainer of a run without noise inside training; ``"auto"`` may take either.
     person : bool
-        Whether the gradients of persons are clipped, and not those of records.
+        Whether gradients of persons are clipped instead of records'.
     """
     trained = {
         "auto": ("sequential", "stacked"),
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, str | int]:
-    """Return the kind of this machine, on which the last bits of a run depend; nothing that names it."""
+    """Describe this kind of machine, on which the last bits of a run depend, without identifying it."""
     return {
         "processor": _processor(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
@@ -60,7 +60,7 @@ def machine() -> dict[str, str | int]:
 
 @cache
 def _processor() -> str:
-    """Return the processor's model, as Linux tells it; elsewhere its architecture."""
+    """Return the processor's model (Linux), or its architecture (other systems)."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

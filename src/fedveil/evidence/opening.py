@@ -1,6 +1,6 @@
 """First line of a run's ledgers: the parties that may release, and the terms of every epsilon.
 
-Because they are bound there, neither a party nor a condition can be left out when the ledgers are added up later.
+The line binds them, so no party and no condition can be left out when promises are computed from the ledgers later.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ def opening_of_server(
     engine: str,
     run: str,
 ) -> dict[str, Any]:
-    """Return the first line of a deployed run's server; the clients' own ledgers know the framework's `run`."""
+    """Make the first line of a deployed run's server; `run` is the framework's id, which the clients' own ledgers have."""
     return {**terms_of(method, method.name, delta, engine), "parties": [SERVER], RUN_OF_SITES: run}
 
 
 def parties_of(federation: Federation) -> Sequence[str]:
-    """Name the parties whose releases a promise counts: the server, clients with their own noise, and validators.
+    """List the parties whose releases count for a promise: the server, clients with their own noise, and validators.
 
-    Under central trust clients may record how often they took part. That promises nothing, and is not bound.
+    Under central trust clients may record participations. These promise nothing, so the clients are not listed.
     """
     parties = [SERVER]
     local = federation.method.client.trust != "central"
@@ -39,7 +39,7 @@ def parties_of(federation: Federation) -> Sequence[str]:
 
 
 def terms_of(method: Method, setting: str, delta: float, engine: str) -> dict[str, Any]:
-    """Return the terms that every opening states, whoever runs the rounds."""
+    """Return the terms in every opening line, for any engine."""
     named = {
         "setting": setting,
         "method": method.name,

@@ -1,4 +1,4 @@
-"""Receipts of a run checked against the sites' ledgers, on any machine; docs/receipts.md says what follows.
+"""Checks of a run's receipts against the sites' ledgers, on any machine; see docs/receipts.md for what they show.
 
 Each accepted share must have one ledger line that paid for it. The roots must be those that the sites saw. The given
 ledgers contain names, but the result of this check contains none.
@@ -29,16 +29,16 @@ SECURE = "secure sum"
 
 @dataclass(frozen=True)
 class Paid:
-    """A ledger's line that paid for a share.
+    """Line of a ledger that paid for a share.
 
     Attributes
     ----------
     party : str
-        Whose ledger it stands in.
+        Party of the ledger.
     entry : Entry
-        Line.
+        Entry of the line.
     held : ShareReceipt
-        Its receipt.
+        Receipt in the line.
     """
 
     party: str
@@ -52,7 +52,7 @@ class Paid:
 
 
 def check_receipts(run: Path, ledgers: Sequence[Path]) -> list[Checked]:
-    """Compare the receipts of a run with ledgers of its sites.
+    """Check the receipts of a run against ledgers of its sites.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def check_receipts(run: Path, ledgers: Sequence[Path]) -> list[Checked]:
 
 
 def receipts_of(server: Book) -> list[tuple[Entry, Receipt]]:
-    """List the receipts in a server's ledger by round, each with its line: the last attempt at each round.
+    """List the receipts in a server's ledger in the order of the rounds, each with its line (the last attempt).
 
     Raises
     ------
@@ -151,7 +151,7 @@ def paid_lines(books: Books, names: Sequence[str], server: Book) -> tuple[list[P
 
 
 def server_of(own: Books, run: Path) -> tuple[Book, list[str]]:
-    """Return the server's ledger of a folder, and the ids of its run."""
+    """Return the server's ledger among a folder's ledgers, and the ids of its run."""
     for name, parties in own.runs.items():
         if SERVER in parties:
             return parties[SERVER], [name, *runs_of_sites(parties, {})]
@@ -159,7 +159,7 @@ def server_of(own: Books, run: Path) -> tuple[Book, list[str]]:
 
 
 def _lines(lines: Sequence[Paid]) -> Iterator[Checked]:
-    """Compute each line's leaf anew from its digest, its terms and its salt."""
+    """Check that each line's leaf follows from its digest, its terms and its salt."""
     wrong = []
     for paid in lines:
         try:
@@ -200,7 +200,7 @@ def _round(
 
 
 def _chain(entry: Entry, receipt: Receipt, before: tuple[Entry, Receipt] | None) -> str:
-    """Return the reason why a receipt does not belong to its round; empty if it does."""
+    """Return the reason why a receipt does not belong to its round; "" if it does."""
     if receipt.round != entry.key[0]:
         return f"its receipt is of round {receipt.round}"
     if receipt.model != entry.digest:
@@ -214,7 +214,7 @@ def _chain(entry: Entry, receipt: Receipt, before: tuple[Entry, Receipt] | None)
 
 
 def _shares(name: str, receipt: Receipt, lines: Sequence[Paid], ledgers: int) -> Checked:
-    """Check that each accepted share has one line that paid for it, and each site one share."""
+    """Check that one line paid for each accepted share, and that each site has one share."""
     what = f"{name}: {len(receipt.leaves)} shares of {receipt.asked} sites, each paid for"
     payers = Counter(paid.held.leaf for paid in lines)
     twice = [leaf for leaf in receipt.leaves if payers[leaf] > 1]
@@ -236,7 +236,7 @@ def _shares(name: str, receipt: Receipt, lines: Sequence[Paid], ledgers: int) ->
 
 
 def _missing(name: str, receipt: Receipt, lines: Sequence[Paid]) -> Iterator[Checked]:
-    """Check that no more paid shares are left out than the receipt admits."""
+    """Check that no more paid shares are missing in a receipt than it states."""
     asked = [paid for paid in lines if paid.held.question == receipt.question]
     left = [paid for paid in asked if paid.held.leaf not in receipt.leaves]
     if not left:
@@ -254,7 +254,7 @@ def _missing(name: str, receipt: Receipt, lines: Sequence[Paid]) -> Iterator[Che
 
 
 def _views(receipt: Receipt, lines: Sequence[Paid], secure: bool) -> str:
-    """Return how many sites saw another root or question than the server's ledger has; empty if none did."""
+    """Describe how many sites saw another root or question than the server's ledger has; "" if none did."""
     roots = sum(paid.held.seen != receipt.previous for paid in lines)
     if roots:
         return f"{roots} lines name another root of the round before: the server showed several"
@@ -292,13 +292,13 @@ def _published(run: Path, last: Entry) -> Iterator[Checked]:
 
 
 def _of_hypothesis(arrays: Mapping[str, Tensor], number: int, count: int) -> list[Tensor]:
-    """Return the arrays of one of several models in a file."""
+    """Return the arrays of one model among several in a file."""
     prefix = "" if count == 1 else f"hypothesis.{number}."
     return [value for name, value in arrays.items() if name.startswith(prefix)]
 
 
 def _holds(model: Tensor, arrays: Iterable[Tensor]) -> bool:
-    """Whether arrays, in some order, are a whole vector [d]; buffers that are no part of it may be left."""
+    """Whether arrays in some order make up the vector [d]; further arrays may be buffers."""
     rest = [array.reshape(-1) for array in arrays if array.dtype == model.dtype]
     place = 0
     while place < len(model):

@@ -1,9 +1,9 @@
-"""Promises of ledger lines, computed anew from the lines' own noise and compared with the stated ones.
+"""Promises of ledger lines computed again from the noise in the lines, and compared with the stated ones.
 
 A line states a promise and its draws (`fedveil.accounting.Draw`): the change by one unit, the noise, steps, rate, and
-the number of parties with countable noise. A promise that is smaller than its draws give is refused. Every attempt has
-a line of its own, and each is charged. Lines of earlier versions, and of methods without draws, state at most a
-sensitivity and a scale. Their promise may not be smaller than these give, and `on_their_word` counts them.
+the number of parties with countable noise. A promise that claims less cost than its draws give is refused. Every
+attempt has its own line and is charged. Lines of earlier versions, and of methods without draws, state at most a
+sensitivity and a scale. Their promise may not cost less than these give, and `on_their_word` counts such lines.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ LAPLACE = "euclidean-laplace"
 def too_small(
     party: str, entries: Sequence[Entry], terms: Mapping[str, Any] = MappingProxyType({})
 ) -> str:
-    """Name the first promise that is smaller than its line's own noise gives; an empty text if there is none.
+    """Describe the first promise that claims less cost than the noise in its line gives; "" if there is none.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def too_small(
     entries : sequence of Entry
         Entries of one run, or of all runs on a data set.
     terms : mapping, optional
-        Options of the method, as the run's opening binds them.
+        Options of the method, from the first line of the run's ledger.
     """
     whole = _shares(terms)
     for entry in entries:
@@ -44,9 +44,10 @@ def too_small(
 
 
 def on_their_word(entries: Iterable[Entry]) -> int:
-    """Count proven promises that their line's noise does not support: no draws, or a distance without a scale.
+    """Count proven promises that must be believed, as their lines lack draws, or a scale for a distance.
 
-    If noise follows the update, an intent names none. It counts as supported if a line with draws has its promise.
+    If the noise depends on the update, an intent has no draws. It counts as supported if another line with draws has
+    the same promise.
     """
     entries = list(entries)
     founded = [entry.spend.guarantee for entry in entries if entry.spend.draws]
@@ -65,7 +66,7 @@ def _unfounded(entry: Entry, founded: Sequence[Guarantee]) -> bool:
 
 
 def _fault(entry: Entry, whole: float) -> str:
-    """Return the reason why a line's promise is refused; empty if it holds."""
+    """Return the reason why a line's promise is refused; "" if it is accepted."""
     spend = entry.spend
     if not spend.guarantee.proven:
         return ""
@@ -105,7 +106,7 @@ def _moved_by_noise(draw: Draw) -> float:
 
 
 def _covers(bound: Bound, draws: Sequence[Draw]) -> bool:
-    """Whether a bound is no smaller than the draws give."""
+    """Whether a bound costs at least as much as the draws give."""
     mu = compose_mu(_moved_by_noise(draw) * sqrt(draw.steps) for draw in draws)
     if isinstance(bound, GDP):
         return bound.mu >= mu * (1 - SLACK) and _slope_covers(bound.mu_per_distance, draws)
@@ -115,7 +116,7 @@ def _covers(bound: Bound, draws: Sequence[Draw]) -> bool:
 
 
 def _among(stated: Mapping[Event, int], draw: Draw) -> bool:
-    """Whether the events of a bound have as many steps as a draw, with no more noise and no smaller rate."""
+    """Whether a bound's events cover a draw: as many steps, no more noise, and no smaller rate."""
     noise = FACTOR[draw.relation] / _moved_by_noise(draw) * (1 + SLACK)
     for event, count in stated.items():
         rate = event.rate if isinstance(event, Poisson) else 1.0
@@ -127,7 +128,7 @@ def _among(stated: Mapping[Event, int], draw: Draw) -> bool:
 
 
 def _slope_covers(stated: float | None, draws: Sequence[Draw]) -> bool:
-    """Whether a slope over distance is no smaller than the draws give; without a slope nothing is promised."""
+    """Whether a slope over distance is at least what the draws give; without a slope nothing is promised."""
     if stated is None:
         return True
     if any(draw.slope is None for draw in draws):
@@ -137,7 +138,7 @@ def _slope_covers(stated: float | None, draws: Sequence[Draw]) -> bool:
 
 
 def _fault_over_distance(entry: Entry) -> str:
-    """Say why a promise over a distance is refused; it follows from the noise's scale alone."""
+    """Return the reason why a promise over a distance is refused, from the noise's scale; "" if it is accepted."""
     spend, bound = entry.spend, entry.spend.guarantee.bound
     if not _scale_is_read(spend):
         return ""
@@ -163,7 +164,7 @@ def _scale_is_read(spend: Spend) -> bool:
 
 
 def _shares(terms: Mapping[str, Any]) -> float:
-    """Return the number of countable shares of a sum's noise: n - t, or m - c; 1 without a sum, infinite if unknown."""
+    """Return the number of shares of a sum whose noise counts: n - t, or m - c; 1 without a sum, infinity if unknown."""
     kinds = {"trusted": ("silos", "tolerated"), "secure": ("least_sites", "colluding")}
     if terms.get("sum") in kinds:
         most, lost = kinds[terms["sum"]]
@@ -172,7 +173,7 @@ def _shares(terms: Mapping[str, Any]) -> float:
 
 
 def _below_scale(entry: Entry, whole: float) -> bool:
-    """Whether a line states a smaller cost than sensitivity over the noise's scale comes to."""
+    """Whether a line states a smaller cost than sensitivity divided by noise gives."""
     spend, guarantee = entry.spend, entry.spend.guarantee
     if (
         spend.mechanism not in GAUSSIAN
@@ -194,7 +195,7 @@ def _below_scale(entry: Entry, whole: float) -> bool:
 
 
 def _multipliers(values: object) -> Iterator[float]:
-    """Every noise multiplier among a bound's events."""
+    """Yield every noise multiplier in a bound's events."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             if name == "noise_multiplier":

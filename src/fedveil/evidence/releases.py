@@ -1,4 +1,4 @@
-"""Spreadsheet of a ledger with one line for each release: its cost, the total so far, and the rest."""
+"""Spreadsheet of a ledger, with one line for each release: its cost, the total so far, and what is left."""
 
 import csv
 import io
@@ -33,22 +33,22 @@ COLUMNS = (
 
 
 def release_rows(ledger: "Ledger", policy: "Policy", delta: float) -> list[dict[str, Any]]:
-    """List a ledger's releases in order, each with the totals until then.
+    """List a ledger's releases in order, each with its cost and the totals so far.
 
     Parameters
     ----------
     ledger : Ledger
         Ledger of a data set or of a run.
     policy : Policy
-        Policy, whose limits determine the rest.
+        Policy; its limits determine what is left.
     delta : float
         Delta of the stated epsilon.
 
     Returns
     -------
     list of dict
-        Rows with the keys `COLUMNS`. A number that does not exist is an empty text: a heuristic has no epsilon, and
-        different kinds of promises have no total. ``cost`` is the limited kind of cost with the least left.
+        Rows with the keys `COLUMNS`. A missing number is an empty text: a heuristic has no epsilon, and different kinds
+        of promises have no total. ``cost`` is the limited kind of cost with the smallest share left.
     """
     rows = []
     counts: Counter[Spend] = Counter()
@@ -89,7 +89,7 @@ def release_csv(rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _epsilon(spends: "Sequence[Spend]", delta: float) -> float | str:
-    """Compose some releases; an empty text where there is no epsilon of them together."""
+    """Return the epsilon of some releases together; "" if they have none."""
     try:
         together = total(spend.guarantee for spend in spends)
     except FieldError:
@@ -100,7 +100,7 @@ def _epsilon(spends: "Sequence[Spend]", delta: float) -> float | str:
 
 
 def _repeated(spend: "Spend", count: int) -> "Spend":
-    """Return one cost for so many releases of a cost."""
+    """Return the cost of `count` equal releases."""
     guarantee = replace(spend.guarantee, bound=spend.guarantee.bound.repeated(count))
     charge = None if spend.charge is None else spend.charge * math.sqrt(count)
     return replace(spend, guarantee=guarantee, charge=charge)
@@ -109,9 +109,9 @@ def _repeated(spend: "Spend", count: int) -> "Spend":
 def _tightest(
     policy: "Policy", spends: "Sequence[Spend]", releases: int
 ) -> tuple[str, float | str, float | str, float | str]:
-    """Name the limited kind of cost with the least share left, with what is spent, allowed and left of it.
+    """Return the limited kind of cost with the smallest share left, and its spent, allowed and remaining cost.
 
-    The spends stand for so many releases, which count as participations.
+    The spends stand for `releases` releases, which count as participations.
     """
     best: tuple[str, float | str, float | str, float | str] = ("", "", "", "")
     least = math.inf

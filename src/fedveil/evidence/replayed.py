@@ -1,8 +1,8 @@
-"""Models of a run, computed again from the shares that were kept of its rounds.
+"""Models of a run computed again from the stored shares of its rounds.
 
 Under local trust a share has all its noise, so a reader learns only what the promise allows the server. In a secure sum
-a share is masked. A later owner of a site's key could unmask it (docs/secure-sum.md), so destroy keys before handing on
-shares.
+a share is masked. A later owner of a site's key could unmask it (docs/secure-sum.md), so destroy keys before you hand
+on shares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from fedveil.methods import Broadcast, Method, Releases, Replies, ServerFacts
 def replay(
     run: Path, ledgers: Sequence[Path], kept: Path, method: Method, layout: Layout
 ) -> list[Checked]:
-    """Compute each round's models from its kept shares, and compare them with those that were released.
+    """Compute each round's models from its stored shares, and compare them with the released models.
 
     The server's order of shares would reveal their owners, so a mean is added in another order and agrees only to
     rounding. A secure sum adds integers, and agrees to the bit.
@@ -36,7 +36,7 @@ def replay(
     run, ledgers
         As for `check_receipts`, which should be called before.
     kept : Path
-        Folder with the kept rounds: that of `KeptShares`, or the server's own.
+        Folder with the stored rounds: that of `KeptShares`, or the server's own.
     method : Method
         Method of the run.
     layout : Layout
@@ -45,7 +45,7 @@ def replay(
     Raises
     ------
     FieldError
-        If the rule needs public data, which are not kept.
+        If the aggregation rule needs public data, as these are not stored.
     """
     if method.server.needs:
         accepted = f"its server needs {sorted(method.server.needs)}, which no file of shares has"
@@ -71,12 +71,12 @@ def replay(
 
 
 def _round(folder: Path, receipt: Receipt) -> KeptRound:
-    """Read the round of a receipt.
+    """Read the stored round that belongs to a receipt.
 
     Raises
     ------
     LedgerError
-        If the round was not kept, or its file is damaged.
+        If the round was not stored, or its file is damaged.
     """
     try:
         return read_round(round_file(folder, receipt.round))
@@ -90,7 +90,7 @@ def _accepted(receipt: Receipt, kept: KeptRound, marks: Mapping[str, str]) -> li
     Raises
     ------
     LedgerError
-        If the file is of another question or model, or lacks a share.
+        If the file belongs to another question or model, or lacks a share.
     """
     asked = (kept.broadcast.facts, kept.broadcast.opened)
     if asked != (receipt.facts, receipt.opened):
@@ -122,7 +122,7 @@ def _combined(
 
 
 def _compared(what: str, models: Tensor, kept: KeptRound, shares: Sequence[Releases]) -> Checked:
-    """Compare models with those that were released, up to the rounding of a sum in another order."""
+    """Compare models with the released ones; a sum in another order may differ by rounding."""
     if torch.equal(models, kept.models):
         return Checked(what, True)
     values = [kept.broadcast.models.double(), kept.models.double()]

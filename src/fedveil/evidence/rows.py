@@ -1,4 +1,4 @@
-"""Rounds of a run, a line each in metrics.jsonl: writing, reading, and averages over all lines."""
+"""Rounds of a run, one line each in metrics.jsonl: writing, reading, and averages over them."""
 
 import csv
 import io
@@ -46,7 +46,7 @@ def parse_row(line: str) -> Row:
 
 
 def by_present_names(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename figures that were written under earlier names."""
+    """Rename figures that an earlier version wrote under other names."""
     return {FORMERLY.get(name, name): value for name, value in figures.items()}
 
 
@@ -56,7 +56,7 @@ def row_of(
     layout: Layout,
     sides: Mapping[int, ClientSide],
 ) -> Row:
-    """Write a round as one line of metrics.jsonl."""
+    """Make the line of metrics.jsonl for a round."""
     log = record.round
     row: Row = {
         "round": log.number,
@@ -82,7 +82,7 @@ def row_of(
 
 
 def _spread(every: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the worst and the median client's figures."""
+    """Return the worst and the median of the clients' figures."""
     spread = {}
     for figure, worst in (("accuracy", min), ("rmse", max)):
         values = [metrics[figure] for metrics in every if figure in metrics]
@@ -115,13 +115,13 @@ def noise_of(
     scales : mapping of int to tuple of float
         Scales of the clients' noise, by partition.
     sides : mapping of int to ClientSide
-        Client sides, by partition, of clients that have one of their own.
+        Client sides with their own parameters, by partition.
 
     Returns
     -------
     dict of str to float
-        Figures. Under central trust `signal_to_noise` is the length of the clipped median update over the noise's
-        expected length; under local trust the method defines it.
+        Figures by name. Under central trust `signal_to_noise` is the length of the clipped median update divided by the
+        noise's expected length. Under local trust the method defines it.
     """
     client = method.client
     if client.trust == "central":
@@ -162,15 +162,15 @@ def rows_csv(rows: Sequence[Row]) -> bytes:
 
 
 def last_rounds(rows: Sequence[Row], covered: int | None = None) -> dict[str, dict[str, float]]:
-    """Average each figure over the last rounds: mean and standard deviation.
+    """Compute mean and standard deviation of each figure over the last rounds.
 
     Parameters
     ----------
     rows : sequence of dict
         All rounds.
     covered : int, optional
-        Number of averaged rounds. By default the last fifth of the run, at least one round and at most five, so that a
-        short run is not judged by rounds in which it still improves.
+        Number of rounds. By default a fifth of the run, at least one round and at most five. So a short run is not
+        judged by rounds in which it still improves.
     """
     averages = {}
     covered = covered or max(1, min(LAST, len(rows) // SHARE))
@@ -186,7 +186,7 @@ def last_rounds(rows: Sequence[Row], covered: int | None = None) -> dict[str, di
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation: 0 of one value, NaN where one is not finite."""
+    """Return the standard deviation; 0 for one value, NaN if a value is not finite."""
     if len(values) < 2:
         return 0.0
     return stdev(values) if all(map(math.isfinite, values)) else math.nan

@@ -1,4 +1,4 @@
-"""Folder of a deployed run's server: ledger, one line a round, checkpoint, model, summary."""
+"""Folder of a deployed run's server: ledger, one line for each round, checkpoint, model, summary."""
 
 import json
 import uuid
@@ -42,29 +42,29 @@ _LOG = logger("flwr")
 
 
 class ServerFolder:
-    """Folder of a server under Flower or NVIDIA FLARE; the laboratory reads it like the folder of any run.
+    """Folder of a server under Flower or NVIDIA FLARE, in the same form as the folder of any other run.
 
     Parameters
     ----------
     path : str or Path
-        Path of a new or empty folder, or of the folder of a run that goes on.
+        Path of a new or empty folder, or of the folder of a run to continue.
     about : Description, optional
-        Inputs of the model and names of its classes, stored with it for `fv.load`. Without it the server knows only
-        arrays.
+        Description of the model's inputs and classes, stored with the model for `fv.load`. Without it only the arrays
+        are stored.
     resume : bool
         Whether to continue the run in the folder from its last checkpoint and its ledger. A release is stored before it
-        leaves, and can leave again at no cost. If a round has a ledger line but no models, it is done again with fresh
+        is sent, and can be sent again at no cost. If a round has a ledger line but no models, it is repeated with new
         noise and training, and charged again.
     keep : collection of {"models", "updates", "shares"}
-        Parts of each round to keep in the folder ``rounds``: the models before and after it, each site's model, or the
+        Parts of each round to store in the folder ``rounds``: the models before and after it, each site's model, or the
         arrived shares without their senders. `fedveil audit --recorded` reads the first two, `fedveil.evidence.replay`
-        the last. Models are released, so keeping them costs nothing. Updates are kept under local trust, or without a
-        promise; shares under local trust and in a secure sum.
+        the last. Models are released, so storing them costs nothing. Updates may be stored under local trust, or
+        without a promise; shares under local trust and in a secure sum.
 
     Attributes
     ----------
     run : str
-        The framework's id of the run, as in the clients' own ledgers.
+        Framework's id of the run, as in the clients' own ledgers.
     standing : Standing, optional
         State of a resumed run, after opening; None before the end of its first round.
     """
@@ -97,14 +97,14 @@ class ServerFolder:
         engine: str,
         done: int = 0,
     ) -> tuple[Ledger, LineStore]:
-        """Make the folder for a run that only this process writes; or, with rounds `done`, continue in it.
+        """Create and lock the folder for a run, or continue in it after `done` rounds.
 
-        With a deployable source each ledger line is on the disk before its release is handed over.
+        With a deployable source each ledger line is on the disk before its release is sent.
 
         Raises
         ------
         FieldError
-            If the folder is in use, lacks a done round, or is to keep answers that a promise requires to be forgotten.
+            If the folder is in use, lacks a done round, or would store answers that a promise requires to be forgotten.
         LedgerError
             If its ledger was edited.
         """
@@ -146,7 +146,7 @@ class ServerFolder:
         return self._ledgers.open(SERVER)
 
     def begin(self, run: str, delta: float) -> None:
-        """Bind the run, by the framework's id, in the first line of the server's ledger, before any client is asked."""
+        """Write the framework's id of the run into the first line of the server's ledger, before any client is asked."""
         self.run, self._delta = run, delta
         if not self._finished:
             (self.path / SUMMARY).unlink(missing_ok=True)  # it covers only the rounds before
@@ -158,7 +158,7 @@ class ServerFolder:
         self._ledgers.flush()
 
     def _go_on(self, done: int, source: Source) -> None:
-        """Read the ledger and the figures of the rounds that are done; later ledger lines stay charged."""
+        """Read the ledger and the figures of the done rounds; later ledger lines stay charged."""
         found = None
         if self.resume:
             fresh = self._method.server.init(self._layout.size, self._layout.dtype)
@@ -183,12 +183,12 @@ class ServerFolder:
 
     @property
     def _bound(self) -> dict[str, Any]:
-        """Values that may not change when the run goes on; the ledger's first line binds the rest."""
+        """Values that must not change when the run continues; the ledger's first line binds the others."""
         shapes = {name: list(shape) for name, shape in self._layout.shapes.items()}
         return {"method": self._method.name, "rounds": self._planned, "layout": shapes}
 
     def record(self, broadcast: Broadcast, replies: Mapping[int, Releases], models: Tensor) -> None:
-        """Keep the requested parts of a round: models, answers."""
+        """Store the requested parts of a round: models, updates or shares."""
         write_round(self.path, self._keep, broadcast, replies, models)
 
     def finish_round(
@@ -207,7 +207,7 @@ class ServerFolder:
         self.keep(standing)
 
     def keep(self, standing: Standing) -> None:
-        """Replace the checkpoint: released models, and the server's state if that follows from released ones."""
+        """Replace the checkpoint: released models, and the server's state if it follows from released models alone."""
         if not self._method.keeps_released:
             fresh = self._method.server.init(self._layout.size, self._layout.dtype)
             standing = replace(standing, state=fresh)
@@ -256,7 +256,7 @@ class ServerFolder:
         }
 
     def _said(self, promise: Guarantee, delta: float, clients: int) -> dict[str, Any]:
-        """Return the summary, except the promise of each party and the end of the run."""
+        """Return the summary without the promises of single parties and the end of the run."""
         return {
             **core_of(
                 self._method.name,
@@ -276,7 +276,7 @@ class ServerFolder:
 
 
 def _require_source(book: Ledger, source: Source) -> None:
-    """Refuse another kind of source than that of the rounds before."""
+    """Refuse to continue with another kind of source than the earlier rounds had."""
     kinds = {entry.source for entry in book.entries} - {source.kind, "none", ""}
     if kinds:
         accepted = f"its rounds before were noised by a {kinds.pop()} source: give the same seed, or none, as then"
@@ -284,12 +284,12 @@ def _require_source(book: Ledger, source: Source) -> None:
 
 
 def require_resumable(path: Path, method: Method) -> None:
-    """Refuse to continue in a folder without a server's run, or with a method whose state is not released.
+    """Refuse to continue without a server's run in the folder, or with a method whose state is private.
 
     Raises
     ------
     FieldError
-        For such a folder or method; the text names the value to give.
+        If it cannot continue; the text names the argument to give.
     """
     if not method.keeps_released:
         accepted = "its server's state is not noised, so that no checkpoint may hold it: resume a method with "
@@ -301,7 +301,7 @@ def require_resumable(path: Path, method: Method) -> None:
 
 
 def run_of(ledger: Path, done: int) -> str:
-    """Return the id of the run that a server's ledger belongs to.
+    """Read the id of the run from a server's ledger.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Checkpoint of a deployed server's run after a round, in one file, from which the next server goes on.
+"""Checkpoint of a deployed server's run after a round, in one file; another server can continue from it.
 
-It holds released models and what follows from them, and no secret: no key, no seed, no noise.
+It holds released models and values that follow from them, and no secret: no key, no seed, no noise.
 """
 
 from collections.abc import Mapping
@@ -35,20 +35,20 @@ def write_standing(
     lines: int,
     said: Mapping[str, Any],
 ) -> None:
-    """Replace a folder's checkpoint.
+    """Write the checkpoint of a run into a folder, in place of the last one.
 
     Parameters
     ----------
     folder : Path
         Folder of the server.
     standing : Standing
-        Standing after a round whose ledger line is on the disk.
+        State after a round; the round's ledger line must be on the disk.
     bound : mapping
-        Values that may not change when the run goes on.
+        Values that must not change when the run continues.
     lines : int
-        Lines of the server's ledger.
+        Number of lines of the server's ledger.
     said : mapping
-        Values of the run's summary that no ledger holds.
+        Values of the run's summary that no ledger has.
     """
     tensors: dict[str, Tensor] = {"models": standing.models}
     plain: dict[str, Any] = {
@@ -68,7 +68,7 @@ def write_standing(
 def read_standing(
     folder: Path, state: Any, bound: Mapping[str, Any]
 ) -> tuple[Standing, int] | None:
-    """Read a folder's checkpoint and the number of lines that the server's ledger had then.
+    """Read a folder's checkpoint, and the number of lines of the server's ledger at that time.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def read_standing(
     state : object
         Fresh state of the method's server side.
     bound : mapping
-        Values of the run that is to go on.
+        Values that must equal the checkpoint's (`write_standing`).
 
     Returns
     -------
@@ -116,14 +116,14 @@ def read_standing(
 def summary_so_far(folder: Path) -> tuple[dict[str, Any], list[Row]] | None:
     """Summarise the unfinished run of a deployed server, with its rounds; None for any other folder.
 
-    Everything that was charged counts, also a round whose models were lost. Under local trust no total is known here.
+    Everything that was charged counts, also a round whose models were lost. Under local trust a server knows no total.
 
     Raises
     ------
     FieldError
         If the checkpoint is damaged.
     LedgerError
-        If the ledger is.
+        If the ledger is damaged.
     """
     path = folder / FOLDER / FILE
     if (folder / SUMMARY).exists() or not path.exists():
@@ -155,7 +155,7 @@ def summary_so_far(folder: Path) -> tuple[dict[str, Any], list[Row]] | None:
 
 
 def rows_of(file: Path) -> list[Row]:
-    """Read the rounds of a run, up to the first line that is damaged or missing."""
+    """Read the rounds of a run, up to the first missing or damaged line."""
     rows: list[Row] = []
     if not file.exists():
         return rows

@@ -1,4 +1,4 @@
-"""Summary of a run: its common part, and writing a run's result."""
+"""Summary of a run: the part common to all engines, and writing a run's result."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def core_of(
     delta: float,
     trainer: str = "auto",
 ) -> dict[str, Any]:
-    """Return the part of a summary that is the same whoever ran the rounds."""
+    """Return the part of a summary that is common to all engines."""
     replies = {"used": sum(row["replies"] for row in rows)}
     for kind in ("failed", "invalid", "refused"):
         replies[kind] = sum(len(row[kind]) for row in rows)
@@ -61,9 +61,9 @@ def write_result(
     about: Description | None = None,
     best: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> None:
-    """Write the last released model or hypotheses, their description, and then the summary, which finishes a run.
+    """Write the last released models, their description, and last the summary, which marks a run as finished.
 
-    `best` holds the models of the round with the lowest validation loss; they get their own file.
+    `best` are the models of the round with the lowest validation loss; they are written to another file.
     """
     weights = _packed(models)
     write_atomic(folder / MODEL, weights)
@@ -76,7 +76,7 @@ def write_result(
 
 
 def _packed(models: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Return models as a safetensors file: several are told apart by the names of their arrays."""
+    """Write models as a safetensors file; the arrays of several models have prefixes."""
     arrays = {}
     for number, named in enumerate(models):
         prefix = "" if len(models) == 1 else f"hypothesis.{number}."

@@ -1,4 +1,4 @@
-"""Files that are kept safe: locked, private, replaced at once; a run's ledgers as files; what a folder holds."""
+"""Files that survive crashes: locks, private files, atomic replacement, ledgers of runs, and kinds of folders."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Appending to files and replacing them so that a crash leaves none half-written; locks of folders for one process."""
+"""Files and folders that survive a crash: appending, replacing at once, and locks for one process."""
 
 import io
 import os
@@ -12,14 +12,14 @@ LOCK = ".lock"
 
 
 class InUseError(FieldError):
-    """Folder that another process writes to."""
+    """Error: another process is writing to the folder."""
 
 
 class FolderLock:
     """Lock of a folder: only this object may write to it, from `take` to `release`.
 
-    The operating system frees the lock when the process ends, however it ends, so that the file of a killed process
-    keeps nobody out. The file names the process that holds it, or was killed; `release` empties it.
+    The operating system frees the lock when the process ends, even if it is killed. The file names the process that
+    holds the lock or was killed; `release` empties it.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class FolderLock:
         self._folder, self._name, self._handle = folder, name, -1
 
     def try_take(self) -> bool:
-        """Lock the folder, unless somebody else holds it."""
+        """Lock the folder and return True; return False if another holder has it."""
         try:
             self.take()
         except InUseError:
@@ -46,7 +46,7 @@ class FolderLock:
         Raises
         ------
         InUseError, FieldError
-            If somebody else holds it; if the file system knows no locks.
+            If another holder has the lock, or the file system has no locks.
         """
         handle = os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -69,7 +69,7 @@ class FolderLock:
     def release(self) -> None:
         """Unlock the folder, if it is locked.
 
-        The file stays: if it were removed, two processes could lock two files of one name.
+        The file is not removed: otherwise two processes could lock two files with the same name.
         """
         if self._handle >= 0:
             os.ftruncate(self._handle, 0)
@@ -78,7 +78,7 @@ class FolderLock:
 
 
 def append(path: Path, text: str) -> None:
-    """Append to a file and wait for the disk; a failed write leaves the file as it was."""
+    """Append to a file, and wait until it is on the disk; a failed write leaves the file unchanged."""
     with io.open(path, "ab", opener=_mine) as file:  # noqa: UP020 - the crash tests watch io.open
         before = file.tell()
         try:
@@ -98,7 +98,7 @@ def write_atomic(
     writer: str = "",
     mode: int = 0o600,
 ) -> None:
-    """Replace a file's content at once: after a crash there is the old one or the new one.
+    """Replace a file's content atomically: after a crash the file has the old content or the new one.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def write_atomic(
     content : bytes
         New content.
     writer : str
-        Name of the writing process, if several may write the same file at the same time; the last one wins.
+        Name of the writing process, if several may write the file at the same time; the last one wins.
     mode : int
         Permissions; by default for the owner alone, because not all files of a run are noised.
 
@@ -135,12 +135,12 @@ def write_atomic(
 
 
 def _mine(path: str, flags: int) -> int:
-    """Open a file for its owner alone: not all files of a run are noised."""
+    """Open a file with permissions for its owner only, as not all files of a run are protected by noise."""
     return os.open(path, flags, 0o600)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for its owner alone, with missing parents, and wait for the disk."""
+    """Make a folder for its owner only, with missing parents, and wait until it is on the disk."""
     if not path.parent.exists():
         make_folder(path.parent)
     try:

@@ -1,4 +1,4 @@
-"""Kinds of folders: a run, a comparison, an audit, a study, or somebody else's files."""
+"""Kinds of folders (run, comparison, audit, study, other), and refusals to write into the wrong kind."""
 
 import shlex
 from collections.abc import Collection
@@ -26,7 +26,7 @@ _BEFORE_A_RUN = {CELLS, "ledger", "checkpoint", "checkpoint/.run.json.part", RUN
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of a folder: `RUN`, `COMPARISON`, `AUDIT`, `STUDY`, or an empty text for none of these."""
+    """Return the kind of a folder: `RUN`, `COMPARISON`, `AUDIT`, `STUDY`, or "" for any other folder."""
     if (path / SPEC).is_file():
         return AUDIT
     if (path / CONFIG).is_file():
@@ -37,7 +37,7 @@ def kind_of(path: Path) -> str:
 
 
 def unused(path: Path) -> bool:
-    """Whether there is no folder, or an empty one, or one with only the files of a run that was killed early."""
+    """Whether a folder is missing, empty, or has only the files of a run that was killed at its start."""
     for file in path.rglob("*"):
         inner = file.relative_to(path)
         hidden = inner.parts[0].startswith(".")
@@ -52,7 +52,7 @@ def refuse_used(path: Path) -> None:
     Raises
     ------
     FieldError
-        If the path is a file, or a folder with anything in it.
+        If the path is a file, or a folder that is not empty.
     """
     _refuse_file(path)
     if unused(path):
@@ -91,7 +91,7 @@ def refuse_others(path: Path, wanted: str) -> None:
 
 
 def refuse_strangers(path: Path, own: Collection[str]) -> None:
-    """Refuse to write beside files of another kind.
+    """Refuse to write into a folder with foreign files.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def refuse_strangers(path: Path, own: Collection[str]) -> None:
     Raises
     ------
     FieldError
-        If the path is a file, or a folder with anything else in it.
+        If the path is a file, or a folder with other files in it.
     """
     _refuse_file(path)
     if not path.is_dir():
@@ -115,12 +115,12 @@ def refuse_strangers(path: Path, own: Collection[str]) -> None:
 
 
 def require_begun(path: Path, wanted: str) -> None:
-    """Refuse to go on in a folder where nothing of the kind was begun.
+    """Refuse to continue in a folder without a begun run (or other work) of the wanted kind.
 
     Raises
     ------
     FieldError
-        With the kind of the folder, and the command that goes on with it.
+        If there is none; the text has the folder's kind, and the command that continues it.
     """
     kind = kind_of(path)
     if not kind:
@@ -135,7 +135,7 @@ def require_begun(path: Path, wanted: str) -> None:
 
 
 def remedy(path: Path) -> str:
-    """Say what to do about a damaged file in a folder."""
+    """Advise what to do about a damaged file in a folder."""
     kind = kind_of(path)
     if kind == COMPARISON:
         return "restore or correct it; finished runs are kept"
@@ -162,5 +162,5 @@ def _part_of_a_run(path: Path) -> bool:
 
 
 def _again(path: Path) -> str:
-    """Return the command that goes on in a folder."""
+    """Return the command that continues the work in a folder."""
     return _AGAIN[kind_of(path)].format(shlex.quote(str(path)))

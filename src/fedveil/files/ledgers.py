@@ -19,12 +19,12 @@ SHARED = "clients"  # name of the file with all clients' ledgers
 
 
 class Ledgers:
-    """Ledgers in memory.
+    """Ledgers of all parties of a run, in memory.
 
     Parameters
     ----------
     run_id : str
-        Id of their run.
+        Id of the run.
 
     Attributes
     ----------
@@ -37,15 +37,15 @@ class Ledgers:
         self.books: dict[str, Ledger] = {}
 
     def open(self, party: str) -> tuple[Ledger, LineStore]:
-        """Open a party's ledger, with a function that makes its lines durable."""
+        """Return a party's ledger, and a function that stores its lines."""
         book = self.books.setdefault(party, Ledger(self.run_id, party))
         return book, lambda line: None
 
     def begin(self, opening: Mapping[str, Any], parties: Sequence[str]) -> None:
-        """Bind the run in the first lines of its parties' ledgers, if they outlast it."""
+        """Write the run's first line into its parties' ledgers, if they are files; here nothing."""
 
     def flush(self) -> None:
-        """Make every line durable."""
+        """Write all pending lines to the disk; here nothing."""
 
     def counts(self) -> dict[str, int]:
         """Count the lines of each party."""
@@ -53,16 +53,16 @@ class Ledgers:
 
 
 class LedgerFiles(Ledgers):
-    """Ledgers in files of JSON lines, only ever appended to.
+    """Ledgers of all parties of a run, in files of JSON lines that are only appended to.
 
-    With `durable` each party has a file, ``<party>.jsonl``, and a line is on the disk before its release is handed
-    over. Without it, `flush` writes the lines, once a round before the round's broadcast is used. That is enough if the
+    With `durable` each party has a file, ``<party>.jsonl``, and a line is on the disk before its release is sent.
+    Without it, `flush` writes the lines once in each round, before the round's broadcast is used. That is enough if the
     same bits can be drawn again and all parties are in one process. All clients then share one file, ``clients.jsonl``,
-    so that thousands of them wait for the disk once.
+    so that thousands of them wait for the disk only once.
 
-    A last line without its end was never handed over, because its write had not returned. It is completed if only its
-    closing marks are missing and its checksum proves it whole; it then counts as spent. Otherwise it is removed, with a
-    message. A line with its end that cannot be read was edited, and the ledger is refused.
+    If the last line is incomplete, its release was never sent, because the write had not finished. The line is
+    completed if only closing brackets are missing and its checksum fits; it then counts as spent. Otherwise it is
+    removed, with a message. A complete line that cannot be read was edited, and the ledger is refused.
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ class LedgerFiles(Ledgers):
     run_id : str
         Id of the run; lines of another run are refused.
     durable : bool
-        Whether each line is written at once.
+        Whether each line is written to the disk at once.
     message : callable
-        Function that tells the user of a mended line.
+        Called with a text about a repaired line.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LedgerFiles(Ledgers):
         self._pending: dict[str, list[str]] = {}
 
     def resume(self, recorded: Mapping[str, int]) -> None:
-        """Read and check every file.
+        """Read and check every ledger file, to continue a run.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ class LedgerFiles(Ledgers):
         Raises
         ------
         LedgerError
-            If a file was edited, belongs to another run, or has fewer whole lines than recorded.
+            If a file was edited, belongs to another run, or has fewer complete lines than recorded.
         """
         self._unread = False
         paths = sorted(self.folder.glob("*.jsonl"), key=_shared_last)
@@ -117,17 +117,16 @@ class LedgerFiles(Ledgers):
             self.books[party] = book
 
     def begin(self, opening: Mapping[str, Any], parties: Sequence[str]) -> None:
-        """Bind the run in the first line of its parties' ledgers; the line is written with the next one.
+        """Put the run's first line into its parties' ledgers; it is written together with the next line.
 
-        A run that goes on keeps its server's first line. A run of an earlier version without such a line stays as it
-        is.
+        A continued run keeps its server's first line. A run of an earlier version without a first line gets none.
 
         Parameters
         ----------
         opening : mapping
             First line of the server's ledger (`Ledger.bind`).
         parties : sequence of str
-            Parties with ledgers to be bound, the server among them.
+            Parties whose ledgers get the first line, with the server.
         """
         books = {party: self.open(party)[0] for party in parties}
         if any(book.lines and book.opening is None for book in self.books.values()):
@@ -175,7 +174,7 @@ class LedgerFiles(Ledgers):
             self._pending[party] = []
 
     def _read(self, path: Path, lines: dict[str, list[str]]) -> None:
-        """Add a file's whole lines to those of their parties."""
+        """Add a file's complete lines to those of their parties."""
         sync(path)
         name, raw = path.stem, path.read_bytes()
         head, end, tail = raw.rpartition(b"\n")
@@ -212,7 +211,7 @@ class LedgerFiles(Ledgers):
         lines: Mapping[str, list[str]],
         tail: bytes,
     ) -> tuple[str, str] | None:
-        """Return the whole last line and its party, if its checksum proves it."""
+        """Return the completed last line and its party, if its checksum fits; else None."""
         for closing in ("", "}", '"}'):
             try:
                 text = tail.decode() + closing
@@ -225,7 +224,7 @@ class LedgerFiles(Ledgers):
 
 
 def _shared_last(path: Path) -> tuple[bool, str]:
-    """Return a sorting key: files of single parties first."""
+    """Return a sorting key for files: those of single parties come first."""
     return path.stem == SHARED, path.stem
 
 

@@ -1,7 +1,7 @@
-"""Files that one process at a time uses, and private files.
+"""Files for one process at a time, and private files.
 
-The shared file itself is locked, and no file beside it that could be removed or mistaken. The operating system holds
-the lock, through every name of the file, and frees it when the process ends.
+The shared file itself is locked, not a second file that could be removed or mistaken. The operating system holds the
+lock under every name of the file, and frees it when the process ends.
 """
 
 import os
@@ -24,12 +24,12 @@ if sys.platform == "win32":
     import msvcrt
 
     def lock(handle: int) -> None:
-        """Lock an open file, or raise BlockingIOError or PermissionError at once if another handle has it locked."""
+        """Lock an open file; if another handle has it locked, raise BlockingIOError or PermissionError at once."""
         os.lseek(handle, _BEYOND, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
 
     def _unlock(handle: int) -> None:
-        """Unlock an open file, also for a forked process that inherited it."""
+        """Unlock an open file, also for a forked process that inherited the handle."""
         os.lseek(handle, _BEYOND, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
 
@@ -37,21 +37,21 @@ else:
     import fcntl
 
     def lock(handle: int) -> None:
-        """Lock an open file, or raise BlockingIOError or PermissionError at once if another handle has it locked."""
+        """Lock an open file; if another handle has it locked, raise BlockingIOError or PermissionError at once."""
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _unlock(handle: int) -> None:
-        """Unlock an open file, also for a forked process that inherited it."""
+        """Unlock an open file, also for a forked process that inherited the handle."""
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def wait_for(handle: int, deadline: float) -> bool:
-    """Lock an open file as soon as it is free; False if it is not by the deadline (of `time.monotonic`).
+    """Lock an open file as soon as it is free; return False at the deadline (a time of `time.monotonic`).
 
     Raises
     ------
     OSError
-        If the file system knows no locks.
+        If the file system has no locks.
     """
     while True:
         try:
@@ -65,10 +65,10 @@ def wait_for(handle: int, deadline: float) -> bool:
 
 
 class LockedFile:
-    """File that one process at a time uses; a context manager.
+    """File that only one process at a time can use, as a context manager.
 
-    All links to the file share one lock. A file is refused if its path no longer names it, or if a second name could
-    bring an old state back.
+    All links to the file share one lock. The file is refused if its path now leads to another file, or if it has a
+    second name, which could restore an old state.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class LockedFile:
         Raises
         ------
         LedgerError
-            If it cannot be opened or locked, another process holds it, or it has several names.
+            If the file cannot be opened or locked, another process holds the lock, or the file has several names.
         """
         try:
             self.handle = os.open(self._path, os.O_RDWR | os.O_APPEND | BINARY)
@@ -132,14 +132,14 @@ class LockedFile:
         return os.fdopen(os.dup(self.handle), "rb")
 
     def cut(self, length: int) -> None:
-        """Cut `length` bytes off the end."""
+        """Remove the last `length` bytes."""
         if length:
             self.require_alone()
             self._end -= length
             os.ftruncate(self.handle, self._end)
 
     def append(self, data: bytes) -> None:
-        """Write bytes and wait for the disk; a failed write leaves the file as it was."""
+        """Append bytes, and wait until they are on the disk; a failed write leaves the file unchanged."""
         self.require_alone()
         try:
             _write_all(self.handle, data)
@@ -149,12 +149,12 @@ class LockedFile:
         self._end += len(data)
 
     def require_alone(self) -> None:
-        """Refuse a file that somebody else wrote to, as where a file system takes locks and keeps none.
+        """Refuse a file that another process changed, as some file systems accept locks without effect.
 
         Raises
         ------
         LedgerError
-            If it has another length than this process left it with, or is no longer the one that was locked.
+            If its length changed since this process's last write, or the path leads to another file.
         """
         self._require_one_name()
         if self.size != self._end:
@@ -180,9 +180,9 @@ class LockedFile:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk holds a file's bytes, or a folder's names.
+    """Wait until a file's bytes, or a folder's names, are on the disk.
 
-    A new file needs both to survive a power cut. Windows has no such call for folders, and nothing is done there.
+    A new file needs both to survive a power cut. Windows has no such call for folders, so nothing is done there.
     """
     if os.name == "posix":
         handle = os.open(path, os.O_RDONLY)
@@ -193,7 +193,7 @@ def sync(path: Path) -> None:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder for its owner alone, with missing parents, and wait until the disk holds their names."""
+    """Make a folder for its owner only, with missing parents, and wait until their names are on the disk."""
     if path.is_dir():
         return
     private_folder(path.parent)
@@ -202,7 +202,7 @@ def private_folder(path: Path) -> None:
 
 
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a new file and wait for the disk; a failed write leaves none.
+    """Write a new file, and wait until it is on the disk; a failed write leaves no file.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def _write_all(handle: int, data: bytes) -> None:
 
 
 def _open_to_others(about: os.stat_result) -> bool:
-    """Whether other users may use a file, or own it."""
+    """Whether other users may use a file, or another user owns it."""
     return bool(about.st_mode & 0o077) or about.st_uid not in (os.geteuid(), 0)
 
 
@@ -235,12 +235,12 @@ def _open_no_link(name: str, flags: int) -> int:
 
 
 def write_private(path: str | Path, first: str, secret: bytes) -> None:
-    """Write a secret to a new file of mode 0600, below a line that names its kind.
+    """Write a secret to a new file of mode 0600; `first` is a first line that names its kind.
 
     Raises
     ------
     FieldError
-        If the file exists: an overwritten key could not be used again.
+        If the file exists: an overwritten key would be lost.
     """
     file = Path(path).expanduser()
     private_folder(file.parent)
@@ -254,7 +254,7 @@ def write_private(path: str | Path, first: str, secret: bytes) -> None:
 
 
 def read_private(path: str | Path, first: str, size: int) -> bytes:
-    """Read the secret of `size` bytes from a file, below the line that names its kind.
+    """Read a secret of `size` bytes from a private file, after checking its first line.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Use of a released model elsewhere: description, loading, predictions, and export with a card."""
+"""Use of a released model: description, loading, predictions, and export with a model card."""
 
 from typing import TYPE_CHECKING
 

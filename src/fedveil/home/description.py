@@ -1,4 +1,4 @@
-"""Description of a released model: network, inputs, classes, version and promise, as model.json keeps them."""
+"""Description of a released model (model.json): network, inputs, classes, version and promise."""
 
 import hashlib
 import json
@@ -24,14 +24,14 @@ REMOVABLE = "reproducible, not for deployment"
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Inputs of a model, the meaning of its outputs, and the promise of its run.
+    """Description of a released model: its inputs, the meaning of its outputs, and the promise of its run.
 
-    Only values under the keys in `read_off` come from private data.
+    Only values listed in `read_off` come from private data.
 
     Attributes
     ----------
     network : str
-        Name in `fedveil.learning.MODELS`, or of your own network, ``"package.module:Net"``.
+        Name in `fedveil.learning.MODELS`, or ``"package.module:Net"`` for your own network.
     options : mapping
         Options of the network.
     input_shape : tuple of int
@@ -49,18 +49,18 @@ class Description:
     positive_named : bool
         Whether the user named the positive class; otherwise it is the second.
     inputs : mapping
-        Conversion of a file's row to an example: ``kind`` and its constants; empty if it is not known.
+        How a row of a file becomes an example: ``kind`` and its constants; empty if it is not known.
     hypotheses : int
-        Number of models in the file; each client used the one that fitted it best.
+        Number of models in the file; each client used the one with the least loss on its data.
     digest : str
-        SHA-256 of the weights' file.
+        SHA-256 of the file with the weights.
     promise : mapping
         ``text`` (unit, relation, trust, total), ``parties`` with the same for each party, ``conditions``, ``source``.
     method, data, licence, note, version : str
-        Values of the run.
+        Method, data set, licence of the data, caveat, and FedVeil's version of the run.
     read_off : tuple of str
-        Keys of the configuration whose values were read off the private data, such as ranges that `fedveil init` found.
-        These values were not agreed on beforehand, and no promise covers them.
+        Keys of the configuration whose values were computed from the private data, such as ranges found by `fedveil
+        init`. No promise covers these values.
     """
 
     network: str
@@ -104,16 +104,16 @@ class Description:
 
     @property
     def removable(self) -> bool:
-        """Whether anybody who knows the run's seed can remove the noise."""
+        """Whether the noise is reproducible: the run's seed then suffices to remove it."""
         return bool(self.promise.get("source", "") == REMOVABLE)
 
     def to_text(self) -> str:
-        """Return the text of the file."""
+        """Return the description as the text of model.json."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
     def read(cls, file: Path) -> "Description":
-        """Read a file.
+        """Read a description from its file.
 
         Raises
         ------
@@ -163,11 +163,11 @@ class Description:
         return cls(**given)
 
     def of(self, weights: bytes, hypotheses: int) -> "Description":
-        """Return the description with the digest and number of these weights."""
+        """Return the description with the digest of these weights and their number of hypotheses."""
         return replace(self, digest=hashlib.sha256(weights).hexdigest(), hypotheses=hypotheses)
 
     def promising(self, summary: Mapping[str, Any]) -> "Description":
-        """Return the description with the promise from a run's summary."""
+        """Return the description with the promise, method and version from a run's summary."""
         version = str(summary.get("versions", {}).get("fedveil", ""))
         return replace(
             self,
@@ -189,7 +189,7 @@ def describe(
     Parameters
     ----------
     module : torch.nn.Module
-        Network; it is called once, with zeros, for the shape of its outputs.
+        Network; it is called once with zeros, to find the shape of its outputs.
     network, options
         Name and options by which the network is built.
     dataset : DataSet
@@ -218,7 +218,7 @@ def describe(
 
 
 def promise_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the promises of a summary: sentences with unit, relation, trust and total, and their conditions."""
+    """Return the promises in a run's summary as sentences, with their conditions."""
     texts: dict[str, str] = {}
     conditions: list[str] = []
     reasons: list[str] = []

@@ -34,9 +34,9 @@ def export(
     about: Description,
     hypothesis: int | None = None,
 ) -> list[Path]:
-    """Write a model as a folder to hand on, without measured figures and without a threshold.
+    """Write a released model to a folder for others, without measured figures and without a threshold.
 
-    The card names the keys of the configuration that were read off the private data.
+    The card lists the configuration keys whose values were computed from the private data.
 
     Parameters
     ----------
@@ -45,7 +45,8 @@ def export(
     out : path
         New or empty folder.
     to : {"safetensors", "pt"}
-        ``"pt"``: a dictionary of tensors by `torch.save`, for programs that read nothing else; FedVeil never reads it.
+        Format of the weights. ``"pt"``: a dictionary of tensors by `torch.save`, for programs that read nothing else;
+        FedVeil never reads it.
     about : Description
         Description of the model: `fedveil.home.Description.read` of the run's ``model.json``.
     hypothesis : int, optional
@@ -80,14 +81,14 @@ def export(
 
 
 def _pickled(arrays: dict[str, Tensor]) -> bytes:
-    """Return tensors in the form of `torch.save`; ``torch.load(file, weights_only=True)`` reads them without running code."""
+    """Write tensors as `torch.save` does; ``torch.load(file, weights_only=True)`` reads them without running code."""
     stream = BytesIO()
     torch.save({name: value.clone() for name, value in arrays.items()}, stream)
     return stream.getvalue()
 
 
 def card(about: Description, weights: str) -> str:
-    """Return the card: front matter for the hub, then the facts that a reader needs before using the model."""
+    """Make the model card: front matter for the hub, then the facts that a reader needs before using the model."""
     return "\n".join([*_front(about), "", *_body(about, weights), ""])
 
 
@@ -192,7 +193,7 @@ def _asking(weights: str) -> Iterator[str]:
 
 
 def _plain(text: object) -> str:
-    """Return other people's words in Markdown: in one line, without signs of a table, a link or a tag."""
+    """Escape other people's text for Markdown: one line, without marks of tables, links or tags."""
     shown = cleaned(text, 2000)
     for sign in "\\`*_[]|#":
         shown = shown.replace(sign, f"\\{sign}")

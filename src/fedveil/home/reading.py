@@ -1,4 +1,4 @@
-"""Conversion of a file of new examples to a released model's inputs, by the constants that its run stored."""
+"""Conversion of a file of new examples to a released model's inputs, by the constants stored with the model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,16 +32,16 @@ def examples_of(
     Parameters
     ----------
     about : Description
-        Description of the conversion of the run's data to examples.
+        Description of the model, which says how rows become examples.
     path : Path
         Table, npz file with an array ``x``, picture, or folder of pictures.
     reference : Path, optional
-        Table whose rows give the scale, if the run scaled each site's columns by the site's own training rows.
+        Table of the site's own rows, needed if each site's columns were scaled by its own rows in training.
 
     Raises
     ------
     FieldError
-        For a file of another kind than the run's, a missing column, or a value that cannot be used.
+        For a file of another kind than the run's, a missing column, or an unusable value.
     """
     if not path.exists():
         raise FieldError("DATA", str(path), "is neither a file nor a folder")
@@ -80,7 +80,7 @@ def labelled_examples(about: Description, path: Path) -> tuple[Tensor, NDArray[n
     Raises
     ------
     FieldError
-        As in `examples_of`, and for a label that is not one of the classes.
+        As in `examples_of`. Also for a label that is not one of the classes.
     """
     x, names = examples_of(about, path)
     kind = _kind(path)
@@ -150,7 +150,7 @@ def _table(
 
 
 def _spec(inputs: Mapping[str, Any], columns: Mapping[str, list[Any]]) -> TableSpec:
-    """Return the run's reading of its columns; the target is ignored."""
+    """Return the declaration of the run's input columns; the target is left out."""
     given = {name: inputs[name] for name in ("scale", "outside", "missing") if name in inputs}
     declared: Any = columns if any(columns.values()) else list(columns)
     return TableSpec(target="", target_range=(0.0, 1.0), columns=declared, **given)
@@ -163,7 +163,7 @@ def _rows(field: str, path: Path, inputs: Mapping[str, Any]) -> Any:
 
 
 def _pictures(inputs: Mapping[str, Any], path: Path) -> tuple[Tensor, list[str]]:
-    """Read the pictures of a folder, in the order of their names, or a single one."""
+    """Read a single image, or the images of a folder in the order of their names."""
     files, names = [path], [path.name]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.name.lower().endswith(SUFFIXES))
@@ -190,7 +190,7 @@ def _pictures(inputs: Mapping[str, Any], path: Path) -> tuple[Tensor, list[str]]
 
 
 def _arrays(path: Path) -> tuple[Tensor, list[str]]:
-    """Read the array ``x`` of an npz file as a run reads its own."""
+    """Read the array ``x`` of an npz file, in the same way as a run does."""
     arrays = read_npz(path)
     if "x" not in arrays:
         raise FieldError(

@@ -1,4 +1,4 @@
-"""A released model that answers: loaded from the folder of a run or of an export, without a pickle."""
+"""A released model for predictions, loaded from the folder of a run or of an export without pickle."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,16 +27,16 @@ _AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Answer:
-    """Predictions of a model for examples.
+    """Predictions of a model for named examples.
 
     Attributes
     ----------
     names : tuple of str
-        Name of each example: a row's number from 1, or a picture's name.
+        Name of each example: the number of its row (from 1), or the name of its image file.
     labels : ndarray
-        [N]: names of classes, or numbers in units of the target.
+        [N], names of classes, or numbers in the target's units.
     probabilities : ndarray or None
-        [N, C], columns in the order of `classes`; None for numbers.
+        [N, C], probabilities in the order of `classes`; None for a regression.
     classes : tuple of str
         Names of the classes.
     """
@@ -84,17 +84,17 @@ class ReleasedModel:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the columns of `predict_proba`."""
+        """Names of the classes, in the order of the columns of `predict_proba`; empty for a regression."""
         return self.about.classes
 
     @property
     def positive(self) -> str:
-        """Positive class of two; empty for other models."""
+        """Positive class of two; "" for other models."""
         return self.about.positive
 
     @property
     def promise(self) -> str:
-        """Promise of the run, with unit, relation, trust and total."""
+        """Promise of the run in words: unit, relation, trust and total."""
         return str(self.about.promise.get("text", "none"))
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class ReleasedModel:
         return f"ReleasedModel({self.about.network}: {what}; {self.promise})"
 
     def outputs(self, x: Any) -> Tensor:
-        """Return the network's own outputs for examples [N, *input_shape] that are scaled as the run's were.
+        """Compute the network's own outputs for examples [N, *input_shape], scaled as in training.
 
         Raises
         ------
@@ -126,12 +126,12 @@ class ReleasedModel:
         return torch.cat(parts).to(torch.float64)
 
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
-        """Return probabilities [N, C] of the classes (of pixels [N, C, H, W]), in the order of `classes`.
+        """Predict the probabilities [N, C] of the classes (for pixels [N, C, H, W]), in the order of `classes`.
 
         Raises
         ------
         FieldError
-            If the model predicts numbers.
+            If the model is a regression.
         """
         if self.about.meaning == "values" or self.about.task == "regression":
             raise FieldError("predict_proba", self.about.task, "is of classes: use predict")
@@ -146,12 +146,12 @@ class ReleasedModel:
         return np.asarray(yes.numpy())
 
     def predict(self, x: Any, threshold: float | None = None) -> NDArray[Any]:
-        """Return the name of the likeliest class of each example; or numbers in units of the target.
+        """Predict the name of the likeliest class of each example, or numbers in the target's units.
 
         Parameters
         ----------
         x : array or Tensor
-            [N, *input_shape], scaled as the run's examples were.
+            [N, *input_shape], scaled as in training.
         threshold : float, optional
             With two classes: least probability at which the positive class is predicted. Default: the likelier class is
             predicted.
@@ -168,14 +168,14 @@ class ReleasedModel:
         reference: str | Path | None = None,
         threshold: float | None = None,
     ) -> Answer:
-        """Return predictions for the rows of a table, for pictures, or for the array ``x`` of an npz file.
+        """Predict for the rows of a table, for image files, or for the array ``x`` of an npz file.
 
         Parameters
         ----------
         path : path
-            File or folder, with the run's columns.
+            File or folder; a table must have the run's input columns.
         reference : path, optional
-            Rows of the asking site, if each site scaled columns by its own rows.
+            Table with the site's own rows, if each site scaled columns by its own rows in training.
         threshold : float, optional
             As for `predict`.
         """
@@ -209,7 +209,7 @@ class ReleasedModel:
         return np.asarray(np.array(self.classes)[chosen])
 
     def _in_units(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return numbers in the target's own units, if its range was declared."""
+        """Convert outputs to the target's own units, if its range was declared."""
         if outputs.ndim == 2 and outputs.shape[1] == 1:
             outputs = outputs[:, 0]
         low, high = self.about.inputs.get("target_range") or (0.0, 1.0)
@@ -223,15 +223,15 @@ def load(
     hypothesis: int | None = None,
     about: Description | None = None,
 ) -> ReleasedModel:
-    """Load the model of a finished run, of a cell of a comparison, or of an export. No pickle is read.
+    """Load the model of a finished run, of a run in a comparison, or of an export. No pickle is read.
 
     Parameters
     ----------
     run : path
         Folder of the run.
     model : torch.nn.Module, callable or str, optional
-        Your own network, a function that builds it, or its name, ``"package.module:Net"``. The file's name of a user's
-        module is never imported, so you have to name it here.
+        Your own network, a function that builds it, or its name, ``"package.module:Net"``. A name in the file is never
+        imported, so you have to give your own network here.
     hypothesis : int, optional
         Index of the model, from 0, if the run trained several.
     about : Description, optional
@@ -370,7 +370,7 @@ def _built(
 
 
 def _put(module: nn.Module, arrays: Mapping[str, Tensor], folder: Path) -> None:
-    """Load weights into a network, and refuse missing, wrongly shaped or not finite ones."""
+    """Load weights into a network; refuse missing, wrongly shaped or infinite ones."""
     own = module.state_dict()
     lacking = [name for name in own if name not in arrays]
     unknown = [name for name in arrays if name not in own]

@@ -1,4 +1,4 @@
-"""Choice of the least probability at which the positive class is predicted, by public or made-up rows.
+"""Choice of a threshold: the least probability at which the positive class is predicted, by public or made-up rows.
 
 Private rows are refused, as no noise covers a threshold chosen on them. No export contains a threshold.
 """
@@ -35,7 +35,7 @@ class Threshold:
     source : str
         Origin of public rows; empty for made-up ones.
     found : Classified
-        Figures on the rows on which it was chosen, which are too favourable.
+        Figures on the rows on which it was chosen; they are too favourable.
     """
 
     value: float
@@ -44,7 +44,7 @@ class Threshold:
     found: Classified
 
     def __str__(self) -> str:
-        """The number, with what it rests on."""
+        """Return the threshold with the rows on which it was chosen."""
         if self.kind == "public":
             return f"{self.value:.4g}, chosen on {self.found.rows} public rows ({self.source})"
         return f"{self.value:.4g}, rehearsed on {self.found.rows} made-up rows: it says nothing of any patient"
@@ -72,13 +72,13 @@ def choose_threshold(
     made_up : bool
         Whether the rows are made up; the threshold is then called rehearsed.
     sensitivity : float, optional
-        Share of positives that must be found; the highest such threshold is taken. Default: the threshold with the
-        largest sum of sensitivity and specificity.
+        Least share of positives to be found; the highest threshold with this share is chosen. Default: the threshold
+        with the largest sum of sensitivity and specificity.
 
     Raises
     ------
     FieldError
-        If the rows are declared neither public nor made up, or there are not two classes with rows of both.
+        If the rows are declared neither public nor made up. Also if there are not two classes, with rows of both.
     """
     require_a("public", public, str, "must say where the rows are from")
     if bool(public.strip()) == made_up:
@@ -104,7 +104,7 @@ def choose_threshold(
 
 
 def _cut(scores: NDArray[np.float64], truth: NDArray[np.bool_], wanted: float | None) -> float:
-    """Return a threshold halfway between two scores, so that the last bits of a score do not matter."""
+    """Return the best threshold halfway between two scores, so that the last bits of a score do not matter."""
     levels = np.unique(scores)
     cuts = np.concatenate([[levels[0] / 2], (levels[1:] + levels[:-1]) / 2, [(levels[-1] + 1) / 2]])
     named = scores[:, None] >= cuts

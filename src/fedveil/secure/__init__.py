@@ -1,4 +1,4 @@
-"""A sum that nobody has to be trusted with: keys, terms and shares of the secure sum."""
+"""Secure sum, for which nobody has to be trusted: keys, terms and masked shares."""
 
 from fedveil.secure.keys import PublicKey as PublicKey
 from fedveil.secure.keys import SiteKey as SiteKey

@@ -33,8 +33,8 @@ def public_key(value: str | bytes, field: str = "peers") -> PublicKey:
     Raises
     ------
     FieldError
-        If it is no key, or is not in its canonical form. X25519 accepts other forms of the same point, which would
-        count as two sites.
+        If it is no key, or not in its canonical form. X25519 accepts other forms of the same point, so one site could
+        count as two.
     """
     try:
         raw = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
@@ -64,7 +64,7 @@ def _derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 class SiteKey:
-    """Secret of one site in one study: its X25519 key, and the key of its noise.
+    """Secret key of one site for one study: its X25519 key, and the key of its noise.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class SiteKey:
 
     @classmethod
     def new(cls) -> "tuple[SiteKey, bytes]":
-        """Make a fresh key from the operating system, with its 64 secret bytes for a file of mode 0600."""
+        """Make a new key from the operating system's randomness; also return its 64 secret bytes for a private file."""
         secret = os.urandom(2 * _BYTES)
         return cls(secret), secret
 
@@ -104,12 +104,12 @@ class SiteKey:
         peer : bytes
             Public key of the peer.
         info : bytes
-            Purpose of the key; another purpose gives an independent key. Both public keys are bound, too.
+            Purpose of the key; another purpose gives an independent key. Both public keys also enter.
 
         Raises
         ------
         FieldError
-            If the peer's key is this site's own, or a point of low order, with a shared secret of zero.
+            If the peer's key is this site's own, or a point of low order (its shared secret would be zero).
         """
         if peer == self.public:
             raise FieldError("peers", peer.hex(), "is this site's own key")
@@ -119,7 +119,7 @@ class SiteKey:
         return _derived(self._shared[peer], b"fedveil secure sum", bound + info)
 
     def _agreed(self, peer: PublicKey) -> bytes:
-        """Return the secret that X25519 gives this site and a peer."""
+        """Compute the secret that X25519 gives this site and a peer."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         try:
@@ -130,9 +130,9 @@ class SiteKey:
             ) from error
 
     def source(self, context: bytes) -> KeyedSource:
-        """Make a source that this site alone can draw from, the same for the same question.
+        """Make this site's source of noise for one question; equal questions give the same source.
 
-        A site that is put back to an earlier state then gives the same answer again, and none with other noise.
+        So a site that was restored to an earlier state repeats its answer, and never gives one with other noise.
 
         Parameters
         ----------
@@ -142,29 +142,30 @@ class SiteKey:
         return KeyedSource(_derived(self._noise, b"fedveil noise", context))
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied."""
+        """Refuse pickling and copying."""
         raise TypeError("a site's key cannot be pickled or copied")
 
     def __repr__(self) -> str:
-        """Name the public half alone."""
+        """Return a text with the fingerprint of the public key only."""
         return f"SiteKey({fingerprint([self.public])})"
 
 
 def fingerprint(keys: Iterable[PublicKey]) -> str:
-    """32 hexadecimal digits of a set of public keys, for people to compare over the telephone; in any order.
+    """Return 32 hexadecimal digits for a set of public keys in any order, for people to compare by telephone.
 
-    Of 16 digits a server that puts keys of its own into two sets finds two alike in 2^32 tries; of these in 2^64.
+    A server could try to make two sets with its own keys look alike. With 16 digits it would need 2^32 tries; with 32
+    it needs 2^64.
     """
     return hashlib.sha256(b"".join(sorted(keys))).hexdigest()[:32]
 
 
 def roster(keys: Iterable[Any], field: str = "roster") -> tuple[PublicKey, ...]:
-    """Return public keys in ascending order.
+    """Check public keys, and return them in ascending order.
 
     Raises
     ------
     FieldError
-        If one is no key, or occurs twice.
+        If one is no key, or a key occurs twice.
     """
     ordered = sorted(public_key(key, field) for key in keys)
     for one, other in pairwise(ordered):

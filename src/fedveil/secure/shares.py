@@ -1,13 +1,13 @@
-"""Shares of a secure sum: the common terms of all sites, the contract of one site, and the masked integers.
+"""Shares of a secure sum: the sites' common parameters, one site's contract, and the masked integers.
 
 One share is a vector of uniformly random integers; all shares together are the noised sum. Each pair of sites draws one
-mask from a key that both can compute. One adds it, the other subtracts it (Bonawitz et al. 2017, without their secret
-sharing: a missing site leaves random numbers, and the round begins again).
+mask from a key that both can compute. One adds it, the other subtracts it (Bonawitz et al. 2017). Their secret sharing
+is not used: if a site is missing, the sum is random, and the round is repeated.
 
-Notation: a roster has at least m sites, and c of them (with the server) may pool all they know, so that m - c shares of
-noise count. A share has discrete Gaussian noise of deviation s in steps of the grid g. The sum of k such shares is, up
-to `residual`, the rounding of a continuous Gaussian of variance k s^2 - eta^2 (Peikert 2010; docs/secure-sum.md has the
-proof). The grid makes this deviation z C exactly, so the release is a Gaussian one of multiplier z.
+Notation: a roster has at least m sites. Of these, c (with the server) may pool all they know, so m - c shares of noise
+count. A share has discrete Gaussian noise of deviation s in steps of the grid g. Up to `residual`, the sum of k such
+shares is the rounding of a continuous Gaussian of variance k s^2 - eta^2 (Peikert 2010; proof: docs/secure-sum.md). The
+grid is chosen so that this deviation is exactly z C. So the release is a Gaussian one with multiplier z.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ _BLOCK = 1 << 20  # bytes of keystream at a time
 
 
 def require_honest(least_sites: int, colluding: int) -> None:
-    """Refuse a smallest roster that is too small or too large, or has fewer than two honest sites."""
+    """Refuse a least number of sites that is out of range, or leaves fewer than two honest sites."""
     if not FEWEST <= least_sites <= MOST:
         raise FieldError("least_sites", least_sites, f"must be {FEWEST} to {MOST}")
     if colluding > least_sites - 2:
@@ -60,7 +60,7 @@ def require_honest(least_sites: int, colluding: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SumTerms(Parameters):
-    """Terms of a secure sum, all of them public and the same at every site.
+    """Parameters of a secure sum; all are public and the same at every site.
 
     Parameters
     ----------
@@ -71,21 +71,21 @@ class SumTerms(Parameters):
     clip : float
         C, the largest norm of one unit's contribution.
     noise_multiplier : float
-        z: the noise that counts has deviation z C.
+        z: the noise of the honest sites has deviation z C.
     denominator : float
         Divisor of one site's sum: a planned number of units, times the sampling rate.
     rate : float
         Poisson sampling rate of a step; 1 takes everybody.
     units : int
-        Public number of units that no site exceeds, so that sums do not overflow.
+        Public upper limit on a site's number of units, so that sums do not overflow.
     dimension : int
         d, the number of coordinates in a sum.
     least_sites : int
-        m, the size of the smallest roster that a site answers; at least 3.
+        m, least number of sites in a roster; at least 3.
     colluding : int
         c, the number of sites that may pool what they know with the server, or leave out their noise; from 1 to m - 2.
     silos_per_person : int
-        Most sites with data of one person; the cost of a sum to her grows with it.
+        Most sites with data of one person; a larger number raises the cost for a person.
 
     Raises
     ------
@@ -119,24 +119,25 @@ class SumTerms(Parameters):
 
     @property
     def text(self) -> str:
-        """All terms as text, for a site to compare with its own."""
+        """All parameters as text, which a site compares with its own."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
     def grid(self) -> float:
-        """Grid g, one step in the unit of the gradients: a variance of (m - c) s^2 - eta^2 steps^2 is (z C)^2."""
+        """Grid g in the units of the gradients, chosen so that (m - c) s^2 - eta^2 steps^2 is a variance of (z C)^2."""
         variance = (self.least_sites - self.colluding) * self.noise.sigma**2 - ETA**2
         return self.noise_multiplier * self.clip / math.sqrt(variance)
 
     def largest(self, sites: int) -> float:
-        """Bound a sum over `sites`, in steps; it is exceeded with a probability below e^-2000 a coordinate."""
+        """Return a bound on a sum over `sites`, in grid steps; a coordinate exceeds it with probability below e^-2000."""
         return sites * (self.units * self.clip / self.grid + _DEVIATIONS * self.noise.sigma)
 
     def residual(self, releases: int = 1) -> float:
-        """Bound the epsilon that discrete sums add to that of Gaussian releases, over all `releases`.
+        """Return a bound on the epsilon that discrete sums add to Gaussian ones, over all `releases`.
 
-        2 d T (tau_1 + tau_2): tau_1 for the sum of shares (Kairouz, Liu and Steinke 2021, arXiv 2102.06387), tau_2 for
-        discrete noise as rounded continuous noise; the two levels of a draw are within tau_1.
+        It is 2 d T (tau_1 + tau_2) for T releases. tau_1 is for the sum of shares (Kairouz, Liu and Steinke 2021, arXiv
+        2102.06387), including the two levels of a draw. tau_2 is for discrete noise in place of rounded continuous
+        noise.
         """
         e = 2 * math.exp(-2 * math.pi**2 * ETA**2)
         shares = 10 * MOST * math.exp(-(math.pi**2) * self.noise.smoothness**2)
@@ -146,7 +147,7 @@ class SumTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class SumContext(Parameters):
-    """Question to the sites; another question has other masks.
+    """Question of a secure sum to the sites; each question has its own masks.
 
     Parameters
     ----------
@@ -173,7 +174,7 @@ class SumContext(Parameters):
     terms: SumTerms
 
     def __post_init__(self) -> None:
-        """Check the roster against the terms."""
+        """Sort the roster, and check its size."""
         super().__post_init__()
         object.__setattr__(self, "roster", roster(self.roster))
         least = self.terms.least_sites
@@ -202,12 +203,12 @@ class SumContext(Parameters):
         own : bytes
             Public key of the site.
         peers : tuple of bytes
-            Keys of the other sites, as the site's policy pins them.
+            Public keys of the other sites in the site's policy.
 
         Raises
         ------
         FieldError
-            If the site is not in the roster, or a key in the roster is not pinned.
+            If the site is not in the roster, or the roster has a key that the policy does not list.
         """
         if own not in self.roster:
             raise FieldError(
@@ -227,15 +228,15 @@ def _refuse(value: object) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Key and contract of one site.
+    """One site's key and contract for secure sums.
 
     Parameters
     ----------
     key : SiteKey
         Key of the site.
     contract : SumPolicy
-        Public keys of the other sites, pinned when the contract was signed, and the terms on which the site takes part.
-        No server can add a key, and no method can weaken the terms.
+        Public keys of the other sites, and the terms on which the site takes part. No server can add a key, and no
+        method can weaken the terms.
 
     Attributes
     ----------
@@ -265,7 +266,7 @@ class Site:
         Raises
         ------
         FieldError
-            With the first term that does.
+            If it breaks the contract; the text names the first broken term.
         """
         terms, own = context.terms, self.contract
         for name in ("least_sites", "colluding", "silos_per_person"):
@@ -279,7 +280,7 @@ class Site:
 
 
 def on_grid(rows: Tensor, grid: float) -> Tensor:
-    """Truncate clipped contributions [n, d] to whole steps of the grid, int64, so that none becomes longer.
+    """Convert clipped contributions [n, d] to grid steps (int64), rounded towards zero so that none becomes longer.
 
     Nothing is refused, because a refusal would depend on the data: a number that is not finite counts as 0.
     """
@@ -300,8 +301,8 @@ def share(
 ) -> Tensor:
     """Make one site's share: its sum, its noise and its masks, modulo 2^64.
 
-    A site answers a question once, which its ledger has to ensure: two sums under one question have the *same* masks,
-    so that their difference is protected by this site's noise alone.
+    The site's ledger must ensure that a question is answered for one sum only. Two sums under one question would have
+    the *same* masks, and only this site's noise would protect their difference.
 
     Parameters
     ----------
@@ -312,13 +313,12 @@ def share(
     context : SumContext
         Question to the site.
     peers : tuple of bytes
-        Keys that its policy pins.
+        Public keys of the other sites in the site's policy.
 
     Returns
     -------
     Tensor
-        [d] int64. Another question gives fresh noise under fresh masks; the same question about the same sum gives the
-        same bits.
+        [d] int64. Another question gives new noise and new masks. The same question and sum give the same bits.
 
     Raises
     ------
@@ -355,14 +355,14 @@ def unmasked(shares: Iterable[Tensor], context: SumContext) -> Tensor:
     Returns
     -------
     Tensor
-        [d], float64, in the unit of the gradients.
+        [d], float64, in the units of the gradients.
 
     Raises
     ------
     ReplyError
         If shares are missing, or of another shape.
     NoReplyError
-        If the masks did not cancel: the numbers are larger than those of any sum.
+        If the masks did not cancel: the numbers are larger than any sum's.
     """
     result = np.zeros(context.terms.dimension, dtype=np.uint64)
     count = 0
