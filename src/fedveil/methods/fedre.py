@@ -61,8 +61,8 @@ class FedRE(ClientDefaults):
         of parameters: it has the shortest noise at the sound guarantee, and needs scores = "public". Neither uses the
         scores themselves.
     sensitivity : {"client", "sample"}
-        Factor of the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": 2 C_l / |D_k|, for
-        one of |D_k| examples; it bounds a single step only, and is a heuristic for private scores.
+        Factor of the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": 2 C_l / |D_k|,
+        for one of |D_k| examples. It bounds only a single step, and is a heuristic for private scores.
     noise_to_clip : float, optional
         Expected length of a round's noise over the length of all clips together. It replaces epsilon, for comparisons
         at equal noise power, and is a heuristic.

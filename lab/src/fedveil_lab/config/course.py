@@ -92,7 +92,7 @@ class Randomness(Section):
     kind
         reproducible noise for experiments (whoever knows the seed knows the noise), or secure noise
     seed
-        seed of the noise alone, so that the same training can have other noise; default: the run's seed
+        seed of the noise alone, for other noise in the same training; default: the run's seed
     """
 
     kind: Literal["reproducible", "secure"] = "reproducible"
@@ -154,7 +154,7 @@ class Comparison(Section):
     equal_sigma
         add global DP at the average sigma of metric privacy
     sweep
-        lists of values by parameter of [privacy]; each setting is run at every combination of those its method has
+        lists of values by parameter of [privacy]; a setting runs at each combination of its method's parameters
     """
 
     settings: Annotated[tuple[Setting, ...], Field(strict=False)] = ()

@@ -87,7 +87,7 @@ class Data(OpenSection):
     clients
         number of clients, at least 1, or "natural": all natural clients of the set
     partition
-        how examples are dealt out; "natural" beside a number of clients draws so many of the set's own
+        how examples are dealt out; "natural" with a number of clients draws so many natural clients
     alpha
         concentration of the Dirichlet partition, above 0; smaller is more uneven
     shards
@@ -97,7 +97,7 @@ class Data(OpenSection):
     counts
         examples of each class, a list a client
     holdout
-        share of each client's examples that it measures on, 0 to below 1
+        held-out share of each client's examples, 0 to below 1
     region
         privacy-sensitive pixels: top, left, bottom, right, or several such
     sensitive
@@ -118,10 +118,10 @@ class Data(OpenSection):
     patch_sizes
         edges in pixels of patches that are averaged over rings and whitened, e.g. `[1, 3]`
     positive
-        the positive one of two classes, by name, or by number where it has none; default: the second declared
+        the positive class of two, by name, or by number without names; default: the second declared
     validation
-        share of the set's own test half that the server keeps, stratified, between 0 and 1; final figures are measured
-        on the rest
+        stratified share of the set's test half on which the server validates, between 0 and 1; final figures use the
+        rest
     """
 
     section: ClassVar[str] = "data"
@@ -202,8 +202,8 @@ class Model(OpenSection):
     name
         a model of the list below, or one of yours: `module = "package.module:Net"`
     start
-        where hypotheses begin: as the model initialises itself, each under a seed of its own; every parameter from
-        N(0, 1); or public: trained on `data.public_examples` by settings chosen on these alone, which costs no privacy
+        first parameters. own: the model's own initialisation, a seed for each hypothesis. normal: each from N(0, 1).
+        public: trained on `data.public_examples`, by settings chosen on these alone, which costs no privacy
     """
 
     section: ClassVar[str] = "model"
@@ -293,9 +293,9 @@ class Budget(Section):
     Attributes
     ----------
     delta
-        of every printed epsilon: the chance that it does not hold; above 0, at most 0.1, better below 1 / n
+        delta of every printed epsilon: the chance that it does not hold; above 0, at most 0.1, better below 1 / n
     epsilon
-        total at which the party that adds the noise stops (the trusted server, else each client); above 0
+        total at which the party with the noise stops (the trusted server, else each client); above 0
     participations
         releases at which a client stops; at least 1
     leakage_cap
