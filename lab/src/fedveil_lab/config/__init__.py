@@ -1,4 +1,4 @@
-"""Configuration: everything that an experiment's TOML file may hold, presets, and the settings of a comparison."""
+"""Configuration of experiments: all keys of the TOML file, presets, and the settings of a comparison."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The table ``[malicious]``: which clients spoil the model, and how."""
+"""The table ``[malicious]``: which clients attack the model, and how."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -46,14 +46,14 @@ class Behaving(OpenSection):
         return options_of(BEHAVIOURS[self.behaviour])
 
     def make(self, names: Sequence[str], known: Mapping[str, Any]) -> Behaviour:
-        """Make the behaviour itself.
+        """Make the behaviour with its options.
 
         Parameters
         ----------
         names : sequence of str
             Names of the classes, or empty.
         known : mapping
-            Values of the run, by the behaviour's parameter; those that it does not take are left out.
+            Values of the run by parameter name; the behaviour's own parameters are picked from them.
         """
         values = {
             key: value for key, value in known.items() if key in self.takes and value is not None
@@ -131,12 +131,12 @@ class Malicious(Behaving):
         return self
 
     def who(self, n: int, seed: int) -> tuple[int, ...]:
-        """Choose the malicious ones among n clients, ascending.
+        """Choose the malicious clients among `n` clients; return their numbers in ascending order.
 
         Raises
         ------
         FieldError
-            If one does not exist, a share is nobody, or half or more would be malicious.
+            If a client does not exist, a share gives no client, or half or more would be malicious.
         """
         if self.clients is not None:
             key, value, chosen = "clients", list(self.clients), self.clients
@@ -170,7 +170,7 @@ class Malicious(Behaving):
         Parameters
         ----------
         classes : int
-            Number of the set's classes; 0 if it has none.
+            Number of classes; 0 for regression.
         names : sequence of str
             Names of the classes, or empty.
         seed : int
@@ -178,12 +178,12 @@ class Malicious(Behaving):
         rule : Aggregator or None
             The server's rule.
         clip : float or None
-            The method's clip, for a behaviour that needs one and is given none.
+            The method's clip, used if the behaviour needs a clip and has none.
 
         Raises
         ------
         FieldError
-            Naming the key that does not fit.
+            If a key does not fit; the message names it.
         """
         takes = set(self.takes)
         if self.of is not None:

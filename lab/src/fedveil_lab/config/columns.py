@@ -1,4 +1,4 @@
-"""What `fedveil init` reads off the columns of a table: which are inputs, and their ranges or texts."""
+"""Find a table's input columns for `fedveil init`, with their ranges or categories."""
 
 import math
 import re
@@ -30,14 +30,14 @@ FIX = 'fill it in, or take the row or the column out; fedveil init --missing ind
 
 @dataclass
 class TableReading:
-    """Findings of `init` in a table.
+    """Result of reading a table for `fedveil init`.
 
     Attributes
     ----------
     about : mapping
-        The table ``[data]``.
+        Keys of the configuration's table ``[data]``.
     left_out : mapping of str to str
-        Columns that are no inputs, each with its kind: "site", "person", "id", "counter", "date", "texts", "codes",
+        Columns that are not inputs, each with its kind: "site", "person", "id", "counter", "date", "texts", "codes",
         "objects", "index" or "empty".
     said : list of str
         Further notes for the user. They may name values, so they stay out of the file.
@@ -59,12 +59,12 @@ def read_columns(
     thousands: str = "",
     encoding: str = "",
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Make ``[data]`` of a table, and give the kind of each column that is no input.
+    """Make the keys of ``[data]`` for a table; also return the kind of each column that is not an input.
 
     Raises
     ------
     FieldError
-        For a file that is no table, a column that is not there, or a value that cannot be read.
+        If the file is not a table, a column does not exist, or a value cannot be read.
     """
     written = {"decimal": decimal, "thousands": thousands, "encoding": encoding}
     reading = read_off(path, target, person, site, missing=missing, **written)
@@ -87,13 +87,13 @@ def read_off(
     Parameters
     ----------
     path : Path
-        The table.
+        File of the table.
     target, person, site : str
-        Names of these columns; by default the last column is the target.
+        Column names of target, person and site. Default target: the last column.
     missing : {"", "indicator"}
-        Refuse missing values of inputs, or add an input that says where one is missing.
+        "": refuse missing input values. "indicator": add an input that marks them.
     decimal, thousands : str
-        How a CSV file writes numbers; by default found from the file.
+        Decimal and thousands separators of a CSV file. Default: found from the file.
     encoding : str
         Encoding of a CSV file; by default UTF-8.
     """
@@ -146,12 +146,12 @@ def read_off(
 
 
 def _kind(column: Column) -> str:
-    """Return the kind of a column that is no input; "" of an input.
+    """Return the kind of a column that is not an input; "" for an input.
 
     Raises
     ------
     FieldError
-        For a value that looks like a number and is not written as one; the text names its row.
+        If a value looks like a number but cannot be read as one; the message names its row.
     """
     fractions = column.numeric and bool(
         (column.present_numbers != np.floor(column.present_numbers)).any()
@@ -181,7 +181,7 @@ def _kind(column: Column) -> str:
 
 
 def _named(column: Column) -> str:
-    """Return "site", "person" or "id" by the column's name; "" of another name."""
+    """Return "site", "person" or "id" if the column's name says so, else ""."""
     known = SITES | PEOPLE | {*IDS.split()}
     words = {
         word if word in known else re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word)
@@ -194,7 +194,7 @@ def _named(column: Column) -> str:
 
 
 def _counter_or_date(column: Column) -> str:
-    """Return "counter", "id" or "date" for numbers that count rows or persons, are written as ids, or are like 20240131."""
+    """Return "counter", "id" or "date" if numbers count rows or persons, look like ids, or look like 20240131."""
     if any(re.fullmatch(r"0\d+", text) for text in column.kinds):
         return "id"
     numbers = column.present_numbers
@@ -218,7 +218,7 @@ def _counter_or_date(column: Column) -> str:
 
 
 def _refuse_nearly(column: Column) -> None:
-    """Refuse a column in which numbers are written as no reader reads them, by the first such row."""
+    """Refuse a column whose numbers are written in a way that cannot be read; the message names the first such row."""
     if column.declared_texts:
         return
     kinds, style = column.kinds, column.rows.style
@@ -245,12 +245,12 @@ def _refuse_nearly(column: Column) -> None:
 
 
 def _classes_of(column: Column, chosen: bool) -> dict[str, Any]:
-    """Return the target's classes, or its range; `chosen`: the user named the target, which is not just the last column.
+    """Return the target's classes or range; `chosen` means that the user named the target column.
 
     Raises
     ------
     FieldError
-        For a target that is missing or cannot be read; the text names its row.
+        If a target is missing or cannot be read; the message names its row.
     """
     if are_lists(column.values):
         return {"classes": labels_in(column.values, partial(column.rows.where, column.name))}
@@ -292,7 +292,7 @@ def _classes_of(column: Column, chosen: bool) -> dict[str, Any]:
 
 
 def _rare(column: Column, about: dict[str, Any]) -> list[str]:
-    """Return notes on classes with a single row, classes that are numbers, and numbers that are no classes."""
+    """Return notes on classes with a single row, numbers used as classes, and numbers that are not classes."""
     said: list[str] = []
     if len(column.texts) < MANY:
         return said
@@ -319,8 +319,8 @@ def _rare(column: Column, about: dict[str, Any]) -> list[str]:
 def _refuse_ids(column: Column, chosen: bool) -> None:
     """Refuse a target that names rows or persons.
 
-    Such a target is called like an id, or has another text or whole number in each row. Numbers that the user named are
-    amounts, unless they count the rows or rise from each to the next.
+    Such a target has the name of an id, or a different text or whole number in each row. If the user named a column of
+    numbers, it counts as amounts. Numbers that count the rows or always rise are still refused.
     """
     whole = column.numeric and bool((column.numbers == np.floor(column.numbers)).all())
     kind = _named(column)
@@ -367,7 +367,7 @@ def _limits_of(column: Column) -> list[Any]:
 
 
 def around(numbers: NDArray[np.float64]) -> list[float]:
-    """Return a range around the numbers: in whole numbers, or in one digit of their spread where that is below 1."""
+    """Return a range around numbers, rounded outwards to whole numbers, or to one digit of their spread if it is below 1."""
     low, high = float(numbers.min()), float(numbers.max())
     digits = 0
     if 0 < high - low < 1:
@@ -387,7 +387,7 @@ def around(numbers: NDArray[np.float64]) -> list[float]:
 
 
 def _texts_once(column: Column) -> list[str]:
-    """Return the different texts of a column, those of numbers by size; refuse a text that is spelt in two ways."""
+    """Return the different texts of a column, numeric ones sorted by value; two spellings of one text are refused."""
     texts = column.present_texts.unique()
     pair = spelt_twice(texts)
     if pair:
@@ -414,6 +414,6 @@ def _mostly_numbers(column: Column) -> bool:
 
 
 def _no_number(column: Column) -> str:
-    """Return the value that makes a column of numbers a column of texts."""
+    """Return the value because of which a column of numbers counts as a column of texts."""
     row = int(np.flatnonzero(np.isnan(column.numbers) & ~column.missing)[0])
     return f"{column.rows.where(column.name, row)} = {column.texts.iloc[row]!r}: is no number, as most others are"

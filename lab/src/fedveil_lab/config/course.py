@@ -1,4 +1,4 @@
-"""The tables that say how a run proceeds, and what a comparison changes in it."""
+"""Tables that set the course of a run (pretraining, early stopping, noise source), and ``[compare]``."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,7 +13,7 @@ from fedveil_lab.config.tables import Section, fields_of
 
 
 class Pretraining(Section):
-    """``[pretraining]``: the server trains the first model on its validation examples, as ``[local]`` says.
+    """``[pretraining]``: the server trains the first model on its validation examples, with the settings of ``[local]``.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Stopping(Section):
         return self
 
     def build(self) -> EarlyStopping:
-        """Make the rule."""
+        """Make the early-stopping rule."""
         with fields_of("stopping"):
             values = self.model_dump(exclude={"clients"})
             how = {
@@ -116,9 +116,9 @@ class Randomness(Section):
 
 
 class Setting(BaseModel):
-    """One entry of ``[compare] settings``: a label and what differs from ``[privacy]``; `local` from ``[local]``.
+    """One entry of ``[compare] settings``: a label, and the keys that differ from ``[privacy]`` and ``[local]``.
 
-    Parameters of ``[privacy]`` carry over where the method is the same, or where both trust the server.
+    Parameters of ``[privacy]`` are kept if the method is the same, or if both methods trust the server.
 
     Attributes
     ----------
@@ -140,12 +140,12 @@ class Setting(BaseModel):
 
     @property
     def local(self) -> Any:
-        """Return this setting's keys for ``[local]``; noisy steps need a learning rate of their own."""
+        """Return this setting's keys for ``[local]``; training with noisy steps needs its own learning rate."""
         return (self.model_extra or {}).get("local", {})
 
 
 class Comparison(Section):
-    """``[compare]``: what `fedveil compare` runs beside each other.
+    """``[compare]``: the settings that `fedveil compare` runs side by side.
 
     Attributes
     ----------

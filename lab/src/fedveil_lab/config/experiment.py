@@ -73,7 +73,7 @@ def _planned(values: Any) -> Any:
 
 
 class Config(Section):
-    """A whole experiment.
+    """Configuration of a whole experiment: all that its TOML file may hold.
 
     Attributes
     ----------
@@ -141,18 +141,18 @@ class Config(Section):
 
     @property
     def data_seed(self) -> int:
-        """Seed of the deal, of public and validation examples, and of a first model that the server trains."""
+        """Seed of the data split, of public and validation examples, and of a first model that the server trains."""
         return self.seed
 
     @property
     def as_dealt(self) -> bool:
-        """Whether all clients that ``[data]`` deals out train, by the numbers that it gives them."""
+        """Whether all clients of ``[data]`` train, numbered as the data set numbers them."""
         return self.data_decide and self.stopping is None
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Name the rule where the method takes one; tell a method that plans rounds and silos how many there are."""
+        """Fill in the aggregation rule, and planned rounds and silos, for methods that need them."""
         values = _planned(values)
         if isinstance(values, Mapping) and values.get("aggregator") is None:
             privacy = values.get("privacy", {})
@@ -264,7 +264,7 @@ class Config(Section):
             raise FieldError("publish.metrics", mode, accepted)
 
     def _quoted(self, method: Method) -> Spend | None:
-        """Return what a client of a local method would be charged in the first round."""
+        """Return the privacy cost of the first round for a client of a local method; None for others."""
         cohort = self.data.planned or self.clients_per_round or 1
         public = PublicFacts(round=1, rounds=self.rounds, cohort=cohort, dimension=1)
         quoted = method.client.quote(
@@ -288,7 +288,7 @@ class Config(Section):
         return dumps(self.to_dict())
 
     def differing(self) -> dict[str, Any]:
-        """Return plain values of the keys that are not at their defaults, without `workers`, which changes no bit."""
+        """Return plain values of the keys that differ from their defaults, without `workers`, which does not change results."""
         changed = super().differing()
         for key, standard in (
             ("local", LocalTraining()),
@@ -306,12 +306,12 @@ class Config(Section):
         }
 
     def common(self) -> dict[str, Any]:
-        """Return plain values that runs must share to be played together: all but the seed and its source."""
+        """Return plain values that runs must share to be compared: all but the seed and the noise source."""
         values = self.differing()
         values.pop("seed", None)
         values.pop("source", None)
         return values
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of all keys that are not at their defaults: a later version's option changes no fingerprint."""
+        """Return the SHA-256 of all keys that differ from their defaults. New options in later versions do not change it."""
         return hashlib.sha256(json.dumps(self.differing(), sort_keys=True).encode()).hexdigest()

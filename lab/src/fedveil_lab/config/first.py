@@ -1,4 +1,4 @@
-"""What `fedveil init` writes: a first configuration for a user's data, whose columns it reads."""
+"""Write a first configuration for a user's data, as `fedveil init` does."""
 
 import json
 import re
@@ -89,44 +89,45 @@ def first_config(
     positive: str | Callable[[Sequence[str]], str] = "",
     sum_: str = "none",
 ) -> tuple[str, list[str]]:
-    """Return the text of a TOML file that runs, and a line for each choice that was made for the user.
+    """Make the text of a runnable TOML file, and one line for each choice that was made for the user.
 
     Parameters
     ----------
     name : str
         Name of the run.
     data : str
-        A folder with one folder of images a class, a CSV, parquet or NPZ file, or a name of `fedveil.data.SOURCES`.
+        A folder with one subfolder of images per class, a CSV, parquet or NPZ file, or a name from
+        `fedveil.data.SOURCES`.
     clients : int, optional
-        Parties that the examples are dealt out to; needed without `site`.
+        Number of clients among which the examples are divided; needed without `site`.
     protect : str
         "client", "person", "record" or "nothing": all data of a client, all of one person, one example, or nothing; or
         another word for one of them, such as "hospital", "patient" or "image" (`fedveil.units`).
     epsilon : float, optional
-        Epsilon of the promise, over all rounds; default: 8, which is compared with 4 and 1.
+        Epsilon of the promise in total, over all rounds. Default: 8, compared with 4 and 1.
     target : str
         Column of a table to predict; default: the last.
     person : str
-        Whose an example is: a table's column, an array of an NPZ file, or ``"folder"``; needed to protect persons.
+        Which person an example belongs to: a table's column, an array of an NPZ file, or ``"folder"``. Needed to
+        protect persons.
     site : str
-        A table's column that says which client holds a row.
+        Column of a table with the client of each row.
     missing : {"", "indicator"}
-        Refuse missing values of a table's inputs, or add an input that says where one is missing.
+        "": refuse missing input values of a table. "indicator": add an input that marks them.
     decimal, thousands : str
-        How a CSV file writes numbers; by default found from the file.
+        Decimal and thousands separators of a CSV file. Default: found from the file.
     encoding : str
         Encoding of a CSV file; by default UTF-8.
     positive : str or callable
-        The one of two classes that counts as positive, or a function that chooses it from their names; default: the
-        second.
+        Name of the positive class of two, or a function that chooses it from their names. Default: the second class.
     sum_ : {"none", "trusted"}
-        How the silos' steps are added at record or person level (`fedveil.methods.record`): with ``"trusted"`` the
-        party that adds them up is trusted, and there is less noise.
+        How silos' steps are summed at record or person level (`fedveil.methods.record`). With ``"trusted"`` the summing
+        party is trusted, and there is less noise.
 
     Raises
     ------
     FieldError
-        If the data cannot be loaded, or do not suffice for so many clients.
+        If the data cannot be loaded, or are too few for this number of clients.
     """
     protect = require_unit("protect", protect, PROTECTS)
     require_choice("sum", sum_, ("none", "trusted"))
@@ -240,7 +241,7 @@ def first_config(
 def _privacy(
     protect: str, epsilon: float, dataset: DataSet, parties: int, sum_: str
 ) -> dict[str, Any]:
-    """Make ``[privacy]``: the method, its total, and what is planned for a party."""
+    """Make ``[privacy]``: the method, its total epsilon, and the planned rounds and parties."""
     if protect == "nothing":
         return {"method": "vanilla"}
     if protect == "client":
@@ -275,7 +276,7 @@ def _privacy(
 def _plain_training(
     dataset: DataSet, loss: str
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Make ``[model]``, ``[local]`` and the settings of ``[compare]`` where nobody is promised anything."""
+    """Make ``[model]``, ``[local]`` and the settings of ``[compare]`` for training without a privacy promise."""
     image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
     model = "logistic"
     if image:
@@ -293,7 +294,7 @@ def _client_training(
     epsilons: Sequence[float],
     weights: Sequence[float],
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Make the same tables where a trusted server adds the noise: full steps, and clips that follow the noise."""
+    """Make ``[model]``, ``[local]`` and settings for client-level noise of a trusted server; the clip follows the noise."""
     inputs = inputs_of(dataset, about.get("columns", {}), about.get("missing", {}))
     options = {key: value for key, value in privacy.items() if key != "method"}
     settings: list[Mapping[str, Any]] = [NO_PRIVACY]
@@ -324,7 +325,7 @@ def _noisy_training(
     epsilons: Sequence[float],
     weights: Sequence[float],
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Make the same tables for noisy steps: a linear model, and rates that follow the noise."""
+    """Make ``[model]``, ``[local]`` and settings for noisy steps: a linear model, and a rate that follows the noise."""
     inputs = inputs_of(dataset, about.get("columns", {}), about.get("missing", {}))
     options = {key: value for key, value in privacy.items() if key != "method"}
     settings: list[Mapping[str, Any]] = []
@@ -354,13 +355,13 @@ def _linear(inputs: InputScaling) -> dict[str, str]:
 
 
 def _weighted(weights: Sequence[float]) -> str:
-    """Write a loss with class weights inside."""
+    """Write a loss with class weights as a TOML table."""
     named = ", ".join(f"{weight:g}" for weight in weights)
     return f"cross_entropy(weight=[{named}])"
 
 
 def _loss(name: str) -> dict[str, str]:
-    """Make the key of a loss other than the default."""
+    """Return the key of a loss that is not the default one, else no key."""
     if name == "cross_entropy":
         return {}
     return {"loss": name}
@@ -378,7 +379,7 @@ def _inline(table: Mapping[str, Any]) -> str:
 
 
 def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
-    """Write what several settings cost together that are shown on the same data, each once."""
+    """Write the joint cost of several settings that are trained on the same data."""
     if len(epsilons) < 2:
         return ""
     total = epsilon_of_mu(compose_mu(mu_of_epsilon(one, delta) for one in epsilons), delta)
@@ -388,14 +389,14 @@ def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
 
 
 def _left_out(kind: str, column: str) -> str:
-    """Write why a column is no input, and what would use it on a command line or in a file."""
+    """Write why a column is not an input, and which option would use it."""
     return LEFT_OUT[kind].format(
         column, shlex.quote(column), json.dumps(column, ensure_ascii=False)
     )
 
 
 def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> str:
-    """Return the class that counts as positive, or an empty text where there are not two classes.
+    """Return the positive class, or "" if there are not exactly two classes.
 
     Raises
     ------
@@ -417,7 +418,7 @@ def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> 
 def _about(
     data: str, target: str, person: str, site: str, written: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Make the source's part of ``[data]``; name the columns that are no inputs, and what was noticed in the values."""
+    """Make the keys of ``[data]`` for a source; also return the columns that are not inputs, and notes on values."""
     require_there(data)
     path, whose = Path(data), {"person": person} if person else {}
     if path.is_file() and path.suffix != ".npz":
@@ -438,7 +439,7 @@ def _about(
 
 
 def require_there(data: str) -> None:
-    """Refuse data that are neither there nor known by name, before anything else is asked about them."""
+    """Refuse data that do not exist as a file or folder and are not a known name, before anything else is asked."""
     if Path(data).suffix in (".npy", ".xlsx", ".xls", ".json"):
         raise FieldError(
             "data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name"
@@ -448,7 +449,7 @@ def require_there(data: str) -> None:
 
 
 def _most(dataset: DataSet) -> dict[str, int]:
-    """Count the most records of one person, and the most sites of one person where that is more than one."""
+    """Count the most records of one person; also the most sites of one person if that is above one."""
     if dataset.group is None:
         return {}
     most = {"records_per_person": int(dataset.group.bincount().max())}
@@ -463,7 +464,7 @@ def _most(dataset: DataSet) -> dict[str, int]:
 def _chosen(
     about: dict[str, Any], epsilon: float | None, read: list[str], several: bool
 ) -> list[str]:
-    """List what the file sets without having asked."""
+    """List the choices in the file for which the user was not asked."""
     said = []
     if epsilon is not None:
         said.append(f"[privacy] epsilon = {epsilon:g}, in total: less protects more")

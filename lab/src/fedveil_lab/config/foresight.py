@@ -1,12 +1,12 @@
-"""Forecast of a noisy run's result before data are used: a made-up task, and a formula in place of its training.
+"""Forecast the result of a noisy run without its data, by a formula for a synthetic task.
 
-In the task each class is a round cloud of rows. The clouds' middles stand at right angles, equally far from the origin,
-so that a model that knew them would score `reach`. A linear model adds up clipped gradients and noise. What counts is
-the *pull* (`pull_of`): how many deviations of the noise all steps together move the model in one direction, if every
-unit pulls that way. The units' mean direction is shorter, and follows from the task.
+In the task each class is a round cloud of rows. The centres of the clouds are orthogonal and equally far from the
+origin. A model that knew them would score `reach`. A linear model sums clipped gradients and noise. The forecast
+depends on the *pull* (`pull_of`). It is the distance, in standard deviations of the noise, by which all steps move the
+model if every unit pulls the same way. The units' mean direction is shorter, and follows from the task.
 
-It reads declared numbers alone, and costs no privacy. The two constants are fitted to the cells of
-results/first-settings, and their errors measured there on sets that were left out (`benchmarks/first_foresight.py`).
+The forecast uses declared numbers only, so it costs no privacy. Its two constants are fitted to the runs of
+results/first-settings. Their errors are measured there on left-out data sets (`benchmarks/first_foresight.py`).
 """
 
 import math
@@ -32,22 +32,22 @@ DENSITY = np.exp(-0.5 * GRID**2) / math.sqrt(2 * math.pi) * (GRID[1] - GRID[0])
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Declared sizes of a task.
+    """Declared sizes of a learning task.
 
     Attributes
     ----------
     classes : int
-        0: a number is predicted.
+        Number of classes; 0 for regression.
     inputs : int
-        Inputs of the linear model.
+        Number of inputs of the linear model.
     image : bool
         Whether the inputs are pixels.
     units : int
-        Rows, persons or clients that train and are protected, of all clients.
+        Number of protected units (rows, persons or clients) that train, over all clients.
     rows : float
-        Average rows of a unit.
+        Average number of rows per unit.
     held_out : float
-        Rows on which the score is measured.
+        Number of rows on which the score is measured.
     weighing : float
         Mean weight of a row; weights multiply clipped gradients.
     """
@@ -62,7 +62,7 @@ class Shape:
 
     @property
     def chance(self) -> float:
-        """Score of always naming one class, or the mean."""
+        """Score of a constant prediction: always one class, or the mean."""
         if self.classes:
             return 1 / self.classes
         return 0.0
@@ -70,16 +70,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """Foreseen result of a setting.
+    """Forecast result of a setting.
 
     Attributes
     ----------
     score : float
-        Balanced accuracy; for numbers, the share by which its root mean square error is below that of the mean.
+        Balanced accuracy. For regression, 1 minus the ratio of its root mean square error to that of the mean.
     low : float
         Lower end of its 95% interval over held-out rows.
     chance : float
-        The score of naming one class, or the mean.
+        Score of a constant prediction.
     """
 
     score: float
@@ -93,9 +93,9 @@ class Foreseen:
 
 
 def pull_of(method: object, clients: int) -> float | None:
-    """Return how far all steps move a model in one direction if every unit pulls that way, in deviations of the noise.
+    """Compute the pull of a method's steps, in standard deviations of the noise; None for methods without a forecast.
 
-    None for methods without a forecast.
+    The pull is the distance by which all steps move the model in one direction if every unit pulls that way.
     """
     if isinstance(method, RecordDP) and method.deviation:
         steps = (method.rounds or 1) * method.steps
@@ -106,28 +106,28 @@ def pull_of(method: object, clients: int) -> float | None:
 
 
 def weighing(weights: Sequence[float]) -> float:
-    """Return the mean weight of a row under weights that make all classes count alike, the rarest with 1."""
+    """Return the mean row weight when all classes count equally and the rarest class has weight 1."""
     if weights:
         return len(weights) / sum(1 / weight for weight in weights)
     return 1.0
 
 
 def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:
-    """Foresee the result of a run.
+    """Forecast the result of a run.
 
     Parameters
     ----------
     shape : Shape
         Declared sizes of the task.
     pull : float
-        Pull of its noisy steps.
+        Pull of the noisy steps, see `pull_of`.
     reach : float
-        The score that is possible without privacy.
+        Score that is possible without privacy.
 
     Raises
     ------
     FieldError
-        If `reach` lies outside of chance and 1.
+        If `reach` is not between chance and 1.
     """
     if not shape.chance < reach < 1:
         raise FieldError("reach", reach, f"must lie between {shape.chance:.3g} (chance) and 1")
@@ -139,7 +139,7 @@ def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:
 
 
 def least_reach(shape: Shape, pull: float) -> float:
-    """Return the lowest `reach`, in hundredths, with which the task is forecast to be learned; 1 where there is none."""
+    """Return the lowest `reach`, in hundredths, at which the forecast is better than chance; 1 if there is none."""
     for hundredths in range(math.floor(100 * shape.chance) + 1, 100):
         if not foresee(shape, pull, hundredths / 100).useless:
             return hundredths / 100
@@ -147,25 +147,25 @@ def least_reach(shape: Shape, pull: float) -> float:
 
 
 def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw rows of the made-up task, held-out rows among them.
+    """Draw rows of the synthetic task, both for training and held out.
 
     Parameters
     ----------
     shape : Shape
         Declared sizes of the task.
     reach : float
-        The score that is possible without privacy.
+        Score that is possible without privacy.
     seed : int
         Seed of the rows.
 
     Returns
     -------
     x : Tensor
-        [N, inputs], about .5 and as wide as an even spread over 0 to 1.
+        Inputs [N, inputs], with mean 0.5 and the variance of a uniform law on 0 to 1.
     y : Tensor
-        [N], classes, or numbers about .5.
+        Targets [N]: classes, or numbers around 0.5.
     unit : Tensor
-        [N], the unit that holds each row.
+        Unit of each row, [N].
     """
     draw = torch.Generator().manual_seed(seed)
     rows = max(2 * shape.classes, round(shape.units * shape.rows + shape.held_out))
@@ -185,12 +185,12 @@ def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tens
 
 
 def directions(shape: Shape) -> float:
-    """Estimate how many directions rows really have."""
+    """Estimate the effective dimension of rows."""
     return math.pow(shape.inputs, IMAGE if shape.image else 1.0)
 
 
 def right(margin: float, classes: int) -> float:
-    """Return the share of rows that are named rightly, where a class's own output is `margin` deviations above all others."""
+    """Share of correctly classified rows if the right class's output exceeds the others by `margin` standard deviations."""
     return float((DENSITY * ndtr(GRID + margin) ** (classes - 1)).sum())
 
 
@@ -225,12 +225,12 @@ def _of_numbers(shape: Shape, pull: float, reach: float) -> Foreseen:
 
 
 def _kept(signal: float, noise: float) -> float:
-    """Return the cosine between the learned direction and the true one; `noise` is a squared length."""
+    """Cosine between the learned direction and the true one; `noise` is a squared length."""
     return signal / math.sqrt(signal**2 + noise)
 
 
 def _margin(reach: float, classes: int) -> float:
-    """Return the margin under which this share is named rightly."""
+    """Margin at which a share `reach` of rows is classified correctly."""
     low, high = 0.0, 12.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -239,6 +239,6 @@ def _margin(reach: float, classes: int) -> float:
 
 
 def _width(score: float, shape: Shape) -> float:
-    """Return half of the interval of a balanced accuracy; of uneven classes the rarest has few rows."""
+    """Half width of the interval of a balanced accuracy; with uneven classes the rarest has few rows."""
     rows = shape.held_out * shape.weighing
     return WIDTH * math.sqrt(score * (1 - score) / rows)

@@ -1,4 +1,4 @@
-"""Sections that have a key of a given name, as a hint for a user who wrote it elsewhere."""
+"""Find the sections that have a key of a given name, to tell a user who wrote it elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -10,12 +10,12 @@ from fedveil_lab.config.tables import OpenSection, Section, UnknownKeyError
 
 
 def places_of(key: str) -> list[str]:
-    """Whole names of the keys that end so, such as ``privacy.epsilon`` and ``privacy.budget.epsilon`` of "epsilon"."""
+    """List the full names of keys that end with `key`: "epsilon" gives ``privacy.epsilon`` and ``privacy.budget.epsilon``."""
     return sorted(_places().get(key, ()))
 
 
 def with_place(problem: FieldError) -> FieldError:
-    """A refusal of an unknown key, with the whole names of the keys of that name elsewhere, if there are any."""
+    """Add to a refusal of an unknown key the full names of keys with the same last part, if there are any."""
     if not isinstance(problem, UnknownKeyError) or isinstance(problem.value, Mapping):
         return problem
     places = [
@@ -38,7 +38,7 @@ def _places() -> Mapping[str, set[str]]:
 
 
 def _names(section: type[Any], prefix: str) -> Iterator[str]:
-    """The keys of a section and of those in it, options of everything that may be named there among them."""
+    """Yield the keys of a section and of its subsections, including the options of everything that can be named there."""
     if issubclass(section, OpenSection):
         yield from (f"{prefix}{option}" for option in _options(section))
     named = (
@@ -56,7 +56,7 @@ def _names(section: type[Any], prefix: str) -> Iterator[str]:
 
 
 def _tables(annotation: Any) -> Iterator[type[Any]]:
-    """Sections and dataclasses in a field's type."""
+    """Yield the sections and dataclasses in a field's type."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     for one in (annotation, *get_args(annotation)):
@@ -65,7 +65,7 @@ def _tables(annotation: Any) -> Iterator[type[Any]]:
 
 
 def _options(section: type[OpenSection]) -> set[str]:
-    """Options of all that a section may name; what cannot be loaded here has none."""
+    """Return the options of everything that a section may name; entries that cannot be loaded here are skipped."""
     from fedveil.aggregation import AGGREGATORS
     from fedveil.data import SOURCES
     from fedveil.learning import MODELS

@@ -41,7 +41,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _packaged() -> dict[str, Traversable]:
-    """Find the presets' files: FedVeil's, and those in the folder ``presets`` of packages that an entry point names."""
+    """Find the files of presets: FedVeil's own, and those of packages with an entry point for presets."""
     packages = [one.value for one in entry_points(group="fedveil.presets")]
     found: dict[str, Traversable] = {}
     for package in (*packages, "fedveil_lab.config"):
@@ -52,21 +52,21 @@ def _packaged() -> dict[str, Traversable]:
 
 
 def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -> "Config":
-    """Load and check a configuration.
+    """Load and check the configuration of an experiment.
 
     Parameters
     ----------
     where : str or Path
         A TOML file, a run folder, or the name of a preset.
     assignments : sequence of str
-        ``"a.b=value"``, applied before anything is checked; the value as in TOML, or a bare text.
+        Keys to set, as ``"a.b=value"``, before anything is checked. The value is written as in TOML, or as bare text.
     **overrides
-        Top-level keys; None leaves the file's.
+        Top-level keys; None keeps the file's value.
 
     Raises
     ------
     ConfigError, FieldError
-        With one line for everything that is wrong.
+        If the configuration is wrong; the message has one line per problem.
     """
     text, origin = text_of(where)
     if (Path(where) / CONFIG).is_file():
@@ -100,7 +100,7 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
 
 
 def _method(values: Mapping[str, Any]) -> Any:
-    """Return the method that the file names; None where it names nothing, or holds no table."""
+    """Return the method that the file names; None if it names none."""
     table = values.get("privacy")
     if isinstance(table, Mapping):
         return table.get("method")
@@ -108,9 +108,9 @@ def _method(values: Mapping[str, Any]) -> Any:
 
 
 def _switch(values: dict[str, Any], method: str, assigned: Collection[str]) -> None:
-    """Leave out the file's comparison, and the keys and rule that the method named in place of the file's lacks.
+    """Remove what does not fit a method that was set in place of the file's: comparison, keys and rule.
 
-    Keys that were assigned stay, so that one that does not fit is refused.
+    Keys that were assigned stay, so an unfitting one is refused.
     """
     from fedveil.methods import METHODS, parameters
 
@@ -133,12 +133,12 @@ def _is_assigned(key: str, assigned: Collection[str]) -> bool:
 
 
 def parse(values: Mapping[str, Any]) -> "Config":
-    """Check plain values.
+    """Make a checked configuration from plain values.
 
     Raises
     ------
     ConfigError
-        With one line for everything that is wrong.
+        If values are wrong; the message has one line per problem.
     """
     from pydantic import ValidationError
 
@@ -161,7 +161,7 @@ def parse(values: Mapping[str, Any]) -> "Config":
 
 
 def kind_of(values: Mapping[str, Any]) -> "type[Config]":
-    """Choose the class of a configuration: `Config`, or a room's own for a table that belongs to that room."""
+    """Choose the class of a configuration: `Config`, or the class of a package that owns one of its tables."""
     from fedveil_lab.config.experiment import Config
 
     for table, (module, name) in KINDS.items():
@@ -172,7 +172,7 @@ def kind_of(values: Mapping[str, Any]) -> "type[Config]":
 
 
 def assign(values: dict[str, Any], assignment: str) -> None:
-    """Set one key, e.g. ``"local.epochs=2"`` or ``"compare.settings.1.clip=3"``, in place."""
+    """Set one key in place, e.g. ``"local.epochs=2"`` or ``"compare.settings.1.clip=3"``."""
     path, equals, text = assignment.partition("=")
     parts = path.strip().split(".")
     if not equals or not all(parts):

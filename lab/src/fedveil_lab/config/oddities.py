@@ -1,4 +1,4 @@
-"""Oddities in the values of a column in use: signs of a gap, codes, counters, times written as numbers."""
+"""Find odd values in a column: codes for missing values, counters, and times written as numbers."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def _within(*parts: tuple[NDArray[np.float64], int, int]) -> bool:
 
 
 def odd(column: Column, fix: str = "") -> list[str]:
-    """Name what is odd about a column that is used, for the reader of `init`; `fix`: what to do with a sign of a gap."""
+    """List notes on odd values of a used column; `fix` says what to do about a code for missing values."""
     if not column.numeric:
         words = ", ".join(map(repr, in_any_case(column.present_texts, VAGUE)))
         said = f"column {column.name!r}: {words} is taken as one of its texts, not as missing"
@@ -79,10 +79,10 @@ def odd(column: Column, fix: str = "") -> list[str]:
 
 
 def leak(column: Column, target: Column) -> str:
-    """Warn of an input that alone determines the target in nearly every row; "" for others.
+    """Return a warning if an input alone determines the target in nearly every row, else "".
 
-    Texts do so if each text stands beside one value of the target; numbers, if limits between them separate its values.
-    A target of numbers is determined by a column that equals it but for scale and offset.
+    Texts determine it if each text occurs with one target value. Numbers determine it if limits between them separate
+    the target values. A numeric target is determined by a column that equals it up to scale and offset.
     """
     rows = ~column.missing & ~target.missing
     if rows.sum() < LEAST_ROWS:
@@ -112,7 +112,7 @@ def _proportional(values: NDArray[np.float64], target: NDArray[np.float64]) -> b
 
 
 def _told(column: Column, rows: NDArray[np.bool_], classes: NDArray[np.int64]) -> int:
-    """Count the rows in which the best rule by this column alone is right; 0 where its texts are too many."""
+    """Count the rows that the best rule on this column alone predicts correctly; 0 if it has too many texts."""
     if column.numeric and len(np.unique(column.numbers[rows])) > FEW:
         return _parted(column.numbers[rows], classes)
     kinds = np.unique(column.texts[rows].to_numpy(dtype=str), return_inverse=True)[1]
@@ -124,7 +124,7 @@ def _told(column: Column, rows: NDArray[np.bool_], classes: NDArray[np.int64]) -
 
 
 def _parted(values: NDArray[np.float64], classes: NDArray[np.int64]) -> int:
-    """Count the rows named rightly by limits between the classes' medians, one piece for each class."""
+    """Count the correctly classified rows when limits between the classes' medians divide the values."""
     medians = np.array(
         [np.median(values[classes == kind]) for kind in range(int(classes.max()) + 1)]
     )
@@ -142,7 +142,7 @@ def _parted(values: NDArray[np.float64], classes: NDArray[np.int64]) -> int:
 
 
 def _limit(values: NDArray[np.float64], classes: NDArray[np.int64], here: int, after: int) -> float:
-    """Return the limit that separates two classes best."""
+    """Return the limit that best separates two classes."""
     both = (classes == here) | (classes == after)
     by_size = np.argsort(values[both], kind="stable")
     ordered, lower = values[both][by_size], (classes[both] == here)[by_size]
@@ -152,7 +152,7 @@ def _limit(values: NDArray[np.float64], classes: NDArray[np.int64], here: int, a
 
 
 def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64], fix: str) -> str:
-    """Write a note on the lowest or highest number if it looks like a sign of a gap; "" otherwise."""
+    """Write a note on the lowest or highest number if it looks like a code for a missing value, else ""."""
     others = kinds[kinds != value]
     spread = max(float(others.max() - others.min()), 1e-300)
     gap = float(np.abs(others - value).min())
@@ -177,7 +177,7 @@ def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64],
 
 
 def _time(column: Column, fix: str) -> str:
-    """Write a note on numbers that are moments or days; "" on others."""
+    """Write a note if numbers look like times or dates, else ""."""
     kinds = np.unique(column.present_numbers)
     months = len(kinds) > 2 and column.sort == "texts" and all(map(_MONTH.fullmatch, column.kinds))
     if months:

@@ -1,8 +1,8 @@
-"""Places of a configuration's files and modules, by one rule.
+"""Find the files and modules that a configuration names.
 
-A relative path, and a module of yours, is looked for in the folder that FedVeil is called from and in the folder of the
-TOML file. A path found in the first stays as written. One found in the second is kept with its whole path, so that the
-run's own configuration finds it from anywhere. If both folders have the file, it is refused.
+Relative paths and your own modules are searched in the working directory and in the TOML file's folder. A path found in
+the first stays as written. A path found in the second is made absolute, so the run's configuration finds it from
+anywhere. A file in both folders is refused.
 """
 
 import os.path
@@ -18,12 +18,12 @@ MODULES = (("model", "module"), ("model", "name"), ("local", "loss"))
 
 
 def with_places(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return plain values of a configuration, with whole paths to files that lie only beside the TOML file.
+    """Return a configuration's plain values with absolute paths to files that lie only beside the TOML file.
 
     Parameters
     ----------
     values : mapping
-        Values as the file has them.
+        Plain values of the file.
     folder : Path
         The TOML file's folder.
 
@@ -51,7 +51,7 @@ def _file(field: str, text: str, folder: Path) -> str:
 
 
 def _module(field: str, text: str, folder: Path) -> str:
-    """Find a module's file: `package.module:Net`, or the same with a folder before it: `models/net:Net`."""
+    """Find the file of a module: `package.module:Net`, or with a folder before it, `models/net:Net`."""
     inner, module, attribute = placed(text)
     if not attribute or Path(inner).is_absolute():
         return text
@@ -66,7 +66,7 @@ def _module(field: str, text: str, folder: Path) -> str:
 
 
 def _beside(field: str, text: str, folder: Path, places: Callable[[Path], list[Path]]) -> bool:
-    """Whether something lies beside the file, and nothing in the working directory."""
+    """Whether a file lies beside the TOML file and not in the working directory."""
     here = next(filter(Path.exists, places(Path())), None)
     there = next(filter(Path.exists, places(folder)), None)
     if here is not None and there is not None and not here.samefile(there):

@@ -1,9 +1,9 @@
-"""The training that `fedveil init` writes under noise: a clip, and a rate in units of the noise that is added.
+"""Choose clip and learning rate for noisy training, as `fedveil init` writes them.
 
-All noise of a run leaves the outputs of a linear model with one deviation: of the noise on a step's mean, times the
-rate, the root of the steps, what momentum sums up, and the length of an input. A rate that leaves 4 in a logit (.2 of
-the range of a target) is close to the best one over sets, epsilons and sums (results/first-settings); from half to
-twice as much it hardly matters. Every number here is public or declared, so the choice costs no privacy.
+The noise of a whole run gives each output of a linear model a standard deviation. It is a product: noise of a step's
+mean, learning rate, root of the number of steps, momentum's sum, and input length. A rate that leaves 4 in a logit (0.2
+of a target's range) is close to the best over data sets, epsilons and sums (results/first-settings). Half or twice this
+rate is hardly worse. All numbers used here are public or declared, so the choice costs no privacy.
 """
 
 import math
@@ -62,18 +62,18 @@ def inputs_of(
 
 
 def rate(method: RecordDP, parties: int, inputs: InputScaling, loss: str) -> float:
-    """Learning rate of a silo's noisy step, two digits.
+    """Learning rate of a silo's noisy step, rounded to two digits.
 
     Parameters
     ----------
     method : RecordDP
-        Its noise, and its rounds of one step each.
+        The method, which gives noise and number of rounds (one step each).
     parties : int
-        Silos whose steps are averaged.
+        Number of silos whose steps are averaged.
     inputs : InputScaling
-        What the model sees.
+        Scaling of the model's inputs.
     loss : str
-        ``"mse"``, or a loss of classes.
+        ``"mse"``, or a classification loss.
     """
     steps = (method.rounds or 1) * method.steps
     walked = method.noise_on_mean(parties) * math.sqrt(steps) / (1 - MOMENTUM)
@@ -86,21 +86,21 @@ def rate(method: RecordDP, parties: int, inputs: InputScaling, loss: str) -> flo
 
 
 def client_clip(method: GlobalDP, clients: int, inputs: InputScaling, loss: str) -> float:
-    """Clip of whole updates, two digits: shorter than most of them, so that their directions are summed.
+    """Clip of whole updates, rounded to two digits; it is shorter than most updates, so directions are summed.
 
-    It leaves the same noise in an output as `rate` does. Where noise would allow a longer one, because clients are
-    many, an update moves an output by `STRIDE` of that at the most.
+    It leaves the same noise in an output as `rate` does. With many clients the noise would allow a longer clip. Then an
+    update moves an output by at most `STRIDE` of that noise.
 
     Parameters
     ----------
     method : GlobalDP
-        Its noise multiplier, and its rounds.
+        The method, which gives noise multiplier and number of rounds.
     clients : int
-        Whose updates are averaged.
+        Number of clients whose updates are averaged.
     inputs : InputScaling
-        What the model sees.
+        Scaling of the model's inputs.
     loss : str
-        ``"mse"``, or a loss of classes.
+        ``"mse"``, or a classification loss.
     """
     length = math.sqrt(1 + inputs.square)
     left = LEFT["mse" if loss == "mse" else "cross_entropy"] * (1 - MOMENTUM) / length
@@ -109,10 +109,10 @@ def client_clip(method: GlobalDP, clients: int, inputs: InputScaling, loss: str)
 
 
 def class_weights(dataset: DataSet, unit: str = "record") -> list[float]:
-    """Weights under which all classes count alike, the rarest with 1; none where they nearly do already.
+    """Class weights that make all classes count equally, 1 for the rarest; empty if they nearly do already.
 
-    A person counts once, with her share of each class. Weights are read off the labels: a promise is conditional on
-    them.
+    A person counts once, with her share of each class. The weights are computed from private labels, so a promise is
+    conditional on them.
     """
     each = torch.ones(len(dataset.y), dtype=torch.float64)
     if unit == "person" and dataset.group is not None:
@@ -124,7 +124,7 @@ def class_weights(dataset: DataSet, unit: str = "record") -> list[float]:
 
 
 def plain_rate(inputs: InputScaling, loss: str) -> float:
-    """Learning rate for `PLAIN_STEPS` full steps a round without noise, just below the rate at which a step overshoots."""
+    """Learning rate for `PLAIN_STEPS` full-batch steps per round without noise, just below the rate of overshooting."""
     if loss == "mse":
         steepest = 0.75
     else:

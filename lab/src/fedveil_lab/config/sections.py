@@ -1,4 +1,4 @@
-"""The tables that say what is trained, on what, and under which protection."""
+"""Tables of data, model, aggregation rule, budget and privacy method: ``[data]``, ``[model]``, ``[privacy]`` and others."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -76,9 +76,9 @@ Rows = Annotated[tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Fi
 
 
 class Data(OpenSection):
-    """``[data]``: a source of `fedveil.data` with its own options, and how it is dealt out to clients.
+    """``[data]``: a source of `fedveil.data` with its own options, and how it is divided among clients.
 
-    `alpha`, `shards` or `counts` of another partition are taken out with an empty list.
+    An empty list removes `alpha`, `shards` or `counts` when another partition is chosen.
 
     Attributes
     ----------
@@ -185,17 +185,17 @@ class Data(OpenSection):
 
     @property
     def planned(self) -> int | None:
-        """Return the number of clients, where it is known before the data are loaded."""
+        """Number of clients if it is known before the data are loaded, else None."""
         if self.clients == "natural":
             return None
         return self.clients
 
 
 class Model(OpenSection):
-    """``[model]``: a model of `fedveil.learning.MODELS` with its own options, or one of yours.
+    """``[model]``: a model of `fedveil.learning.MODELS` with its own options, or your own.
 
-    ``module = "package.module:Net"`` writes such a `name` as well. Runs are told apart by the name, not by what
-    the file holds: after a change of it, start anew in another folder.
+    ``module = "package.module:Net"`` also sets `name`. Runs are identified by the name, not by the content of the
+    module's file. After a change of the file start a new run in another folder.
 
     Attributes
     ----------
@@ -240,7 +240,7 @@ class Model(OpenSection):
         return named
 
     def differing(self) -> dict[str, Any]:
-        """Return plain values that are not at their defaults; where a module lies makes no other run."""
+        """Return plain values that differ from their defaults, without the module's place, which does not change the run."""
         _, module, attribute = placed(self.name)
         if attribute:
             name = f"{module}:{attribute}"
@@ -253,7 +253,7 @@ LARGEST_DELTA = 0.1  # with a larger one even no noise has a small epsilon
 
 
 class Rule(OpenSection):
-    """``[aggregator]``: a rule of `fedveil.aggregation` with its own fields, and what comes before it.
+    """``[aggregator]``: a rule of `fedveil.aggregation` with its own options, and the steps before it.
 
     Attributes
     ----------
@@ -276,7 +276,7 @@ class Rule(OpenSection):
         return options_of(AGGREGATORS[require_choice("aggregator.name", name, AGGREGATORS)])
 
     def build(self) -> Aggregator:
-        """Make the rule."""
+        """Make the aggregation rule."""
         with fields_of("aggregator"):
             rule = AGGREGATORS[self.name](**self.options)
         with fields_of("aggregator", malicious="aggregator.nnm", size="aggregator.buckets"):
@@ -288,7 +288,7 @@ class Rule(OpenSection):
 
 
 class Budget(Section):
-    """``[privacy.budget]``: what stops a party, and the delta of every printed epsilon.
+    """``[privacy.budget]``: when a party stops, and the delta of every printed epsilon.
 
     Attributes
     ----------
@@ -318,7 +318,7 @@ class Budget(Section):
 
 
 class Own(BaseModel):
-    """One of ``[[privacy.clients]]``: the partitions of some clients, and the parameters that are their own.
+    """One entry of ``[[privacy.clients]]``: the partitions of some clients, and their own parameters.
 
     Attributes
     ----------
@@ -341,7 +341,7 @@ class Own(BaseModel):
 class Privacy(OpenSection):
     """``[privacy]``: a method of `fedveil.methods` with its parameters.
 
-    ``[[privacy.clients]]`` gives the clients of some `partitions` other parameters of the method's client side.
+    ``[[privacy.clients]]`` sets other client-side parameters for the clients of some `partitions`.
 
     Attributes
     ----------
@@ -370,7 +370,7 @@ class Privacy(OpenSection):
         return {**values, "method": named.pop("method"), "options": named}
 
     def build(self, rule: Rule | None) -> Method:
-        """Make both sides of the method, around a rule for methods that take one."""
+        """Make both sides of the method; methods that take an aggregation rule get `rule`."""
         aggregator, places = None, dict[str, str]()
         if rule is not None:
             aggregator = rule.build()
@@ -394,7 +394,7 @@ class Privacy(OpenSection):
         Raises
         ------
         FieldError, ConfigError
-            For a key that is none of the client side's, a refused value, or a partition that is named twice.
+            If a key is not one of the client side, a value is refused, or a partition is named twice.
         """
         owners, every = parameters(self.method), self.accepted(self.method)
         accepted = {

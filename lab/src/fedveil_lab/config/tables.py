@@ -1,4 +1,4 @@
-"""Tables of a configuration: their keys, who owns a key, accepted values, and how a table is written."""
+"""Tables of a configuration: their keys, the checks of values, and writing them as TOML."""
 
 import inspect
 import re
@@ -45,11 +45,11 @@ _MEANT = dict.fromkeys(("training", "train", "trainer", "optimizer", "client"), 
 
 
 class UnknownKeyError(FieldError):
-    """A key that its table does not have."""
+    """A table holds a key that it does not know."""
 
 
 class ConfigError(FedVeilError, ValueError):
-    """A configuration that cannot be used.
+    """The configuration cannot be used.
 
     Parameters
     ----------
@@ -64,24 +64,24 @@ class ConfigError(FedVeilError, ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """One key that an owner accepts: its type and its default (None: it has to be given, or means nothing)."""
+    """One key of a table: its type and its default (None: required, or without a value)."""
 
     hint: Any
     default: Any = None
 
     @property
     def is_tuple(self) -> bool:
-        """Whether the core wants a tuple where TOML only has lists."""
+        """Whether the library expects a tuple; TOML has lists only."""
         return get_origin(self.hint) is tuple
 
     @cached_property
     def adapter(self) -> TypeAdapter[Any]:
-        """Make the checker of values of this type; making one takes far longer than a check."""
+        """Pydantic checker of this type; it is cached, as making one takes far longer than a check."""
         return TypeAdapter(self.hint, config=_STRICT)
 
     @property
     def table(self) -> type[Any] | None:
-        """The dataclass that the key may hold as a table of its own."""
+        """Dataclass that the key may hold as a nested table, or None."""
         for hint in (self.hint, *get_args(self.hint)):
             if isinstance(hint, type) and is_dataclass(hint):
                 return hint
@@ -89,14 +89,14 @@ class Option:
 
 
 def options_of(owner: Callable[..., Any], without: Sequence[str] = ()) -> dict[str, Option]:
-    """Return the keyword parameters of a function or a dataclass.
+    """Return the keyword parameters of a function or dataclass as options of a table.
 
     Parameters
     ----------
     owner : callable
-        Annotated.
+        Function or dataclass with type annotations.
     without : sequence of str
-        Names that are not for the configuration.
+        Parameters that are not options of the configuration.
     """
     return {name: option for name, option in _options(owner).items() if name not in without}
 
@@ -123,12 +123,12 @@ def check_options(
     accepted: Mapping[str, Option],
     beside: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Check keys and types and fill in defaults; `beside` are other keys of the section, for the hint.
+    """Check keys and types and fill in defaults; `beside` lists other keys of the section, for hints.
 
     Raises
     ------
     ConfigError
-        Naming every key that the owner does not have, and every value of a wrong type.
+        If keys are unknown or values have a wrong type; the message names each.
     """
     problems: list[FieldError] = []
     values = {
@@ -153,7 +153,7 @@ def check_options(
 
 
 def _checked(field: str, option: Option, value: Any) -> Any:
-    """Check one value; a table of its own is checked key by key."""
+    """Check one value; a nested table is checked key by key."""
     if option.table is not None and isinstance(value, Mapping):
         return check_options(field, option.table.__name__, value, options_of(option.table))
     if option.is_tuple and isinstance(value, list):
@@ -162,7 +162,7 @@ def _checked(field: str, option: Option, value: Any) -> Any:
 
 
 def with_tables(owner: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn tables of checked values into what they stand for, and lists into tuples where those are meant."""
+    """Turn nested tables into objects, and lists into tuples if the owner expects tuples."""
     made = {}
     for key, value in values.items():
         table = owner[key].table
@@ -176,7 +176,7 @@ def with_tables(owner: Mapping[str, Option], values: Mapping[str, Any]) -> dict[
 
 
 def plain(value: Any) -> Any:
-    """Turn tuples into lists: what a value is after a round trip through TOML."""
+    """Turn tuples into lists, as TOML would."""
     if isinstance(value, tuple | list):
         return [plain(one) for one in value]
     return value
@@ -185,16 +185,16 @@ def plain(value: Any) -> Any:
 def problems_of(
     error: ValidationError, prefix: str = "", known: Callable[[str], Sequence[str]] | None = None
 ) -> list[FieldError]:
-    """Translate pydantic's errors: one FieldError each, naming key, value and what is accepted.
+    """Translate each of pydantic's errors to a FieldError with key, value and accepted values.
 
     Parameters
     ----------
     error : ValidationError
         Pydantic's error.
     prefix : str
-        Where the value stands.
+        Place of the value in the file.
     known : callable, optional
-        ``section -> names`` of the keys that exist there.
+        Function from a section to the names of its keys.
     """
     problems: list[FieldError] = []
     for item in error.errors(include_url=False):
@@ -221,7 +221,7 @@ def problems_of(
 def _unknown_key(
     field: str, value: Any, known: Callable[[str], Sequence[str]] | None
 ) -> UnknownKeyError:
-    """Refuse a key that its section does not have, with the table that is meant, or the nearest key."""
+    """Refuse an unknown key; the message names the table that has it, or the nearest key."""
     section, _, key = field.rpartition(".")
     names: Sequence[str] = ()
     if known:
@@ -236,14 +236,14 @@ def _unknown_key(
 
 @contextmanager
 def fields_of(section: str, **renamed: str) -> Iterator[None]:
-    """Name the configuration's key in a refusal of the core.
+    """Translate the field of a FieldError from the library to the configuration's key.
 
     Parameters
     ----------
     section : str
-        Where the core's fields stand in the file.
+        Section of the file that holds the fields.
     **renamed
-        Fields that stand elsewhere, with their whole path.
+        Fields at other places, each with its full key.
     """
     try:
         yield
@@ -270,7 +270,7 @@ def _dotted(prefix: str, parts: Sequence[int | str]) -> str:
 
 
 class Section(BaseModel):
-    """A table of the file: frozen, and without unknown keys."""
+    """Base class of the file's tables: immutable, and unknown keys are refused."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True
@@ -284,7 +284,7 @@ class Section(BaseModel):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values as a file has them: without what is None, or empty."""
+        """Return plain values as in a file; None and empty values are left out."""
         values: dict[str, Any] = {}
         for name, value in self.model_dump(exclude_none=True).items():
             inner = getattr(self, name)
@@ -293,7 +293,7 @@ class Section(BaseModel):
         return values
 
     def differing(self) -> dict[str, Any]:
-        """Return plain values of the keys that are not at their defaults."""
+        """Return plain values of the keys that differ from their defaults."""
         own, differing = self.model_dump(), {}
         for name, info in type(self).model_fields.items():
             value, default = getattr(self, name), info.get_default(call_default_factory=True)
@@ -304,7 +304,7 @@ class Section(BaseModel):
 
 
 class OpenSection(Section):
-    """A table whose other keys belong to what it names; they end up in `options`, defaults filled in."""
+    """Table that names an entry (such as a model) and holds its options; they are checked and kept in `options`."""
 
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -359,12 +359,12 @@ def _of_section(owner: type[Section]) -> list[FieldRule]:
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """Write a table as TOML; None is left out, as TOML has no such value.
+    """Write a table as TOML; None is left out, since TOML cannot write it.
 
     Raises
     ------
     FieldError
-        For a value that TOML does not know.
+        For a value that TOML cannot write.
     """
     try:
         return tomli_w.dumps(_written(table))

@@ -1,4 +1,4 @@
-"""``[compare]``: the settings of a comparison, and the configuration of each."""
+"""List the settings of a comparison (``[compare]``), and make the configuration of each."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -19,18 +19,18 @@ EQUAL_SIGMA = "global (equal sigma)"
 
 @dataclass(frozen=True)
 class Variant:
-    """A setting that a comparison runs, or one point of a swept one.
+    """One setting that a comparison runs, or one point of a parameter sweep.
 
     Attributes
     ----------
     label : str
         Label of the run.
     setting : Setting
-        The setting, with the swept values in it.
+        The setting, including the swept values.
     base : str
-        Label of the setting as it was written.
+        Label of the setting in the file.
     swept : mapping
-        Values of the swept parameters; empty without any.
+        Values of the swept parameters; empty without a sweep.
     """
 
     label: str
@@ -42,8 +42,8 @@ class Variant:
 def variants_of(config: Config) -> list[Variant]:
     """List everything that a comparison runs, in order; without settings, the configuration's own method.
 
-    A setting is run once for every combination of the swept parameters that its method has and that it does not set
-    itself; one that matches the sigma of another, once for every point of that other.
+    A setting runs once for every combination of swept parameters. Parameters that its method lacks, or that it sets
+    itself, are not swept. A setting that matches another's sigma runs once for every point of the other.
     """
     variants: list[Variant] = []
     for label, setting in _listed(config):
@@ -63,7 +63,7 @@ def variants_of(config: Config) -> list[Variant]:
 
 
 def _listed(config: Config) -> list[tuple[str, Setting]]:
-    """Return the settings with their labels; the setting of equal sigma comes last."""
+    """Return the settings with their labels; a setting of equal sigma comes last."""
     settings = config.compare.settings or (Setting(label=config.privacy.method),)
     listed = [(_label(config, setting), setting) for setting in settings]
     if config.compare.equal_sigma:
@@ -78,7 +78,7 @@ def _listed(config: Config) -> list[tuple[str, Setting]]:
 
 
 def _matching(label: str, setting: Setting, variants: Sequence[Variant]) -> list[Variant]:
-    """Return a setting that matches the sigma of another: once for every point of that one."""
+    """Return the variants of a setting that matches another's sigma: one for every point of the other."""
     points = []
     for other in variants:
         if other.base == setting.match_sigma_of and other.swept:
@@ -100,7 +100,7 @@ def configure(
     setting : Setting
         Keys that differ from the comparison's.
     where : str
-        Names the setting in a refusal.
+        Name of the setting in error messages.
     **forced
         Keys of ``[privacy]`` that override all others.
 
@@ -147,7 +147,7 @@ def configure(
 
 
 def _carried(config: Config, setting: Setting) -> dict[str, Any]:
-    """Return the keys of ``[privacy]`` that a setting takes over: all for the same method, else the central ones."""
+    """Return the keys of ``[privacy]`` that a setting keeps: those of the same method, or shared ones if both trust the server."""
     base, method = config.privacy, _method(config, setting)
     carried: dict[str, Any] = {}
     if method not in METHODS:
@@ -162,7 +162,7 @@ def _carried(config: Config, setting: Setting) -> dict[str, Any]:
 
 
 def check_settings(config: Config) -> None:
-    """Refuse settings that cannot run, before the first of them does."""
+    """Refuse settings that cannot run, before the first run starts."""
     if not config.compare.settings and not config.compare.equal_sigma and not config.compare.sweep:
         return
     _check_sweep(config)
@@ -192,7 +192,7 @@ def check_settings(config: Config) -> None:
 
 
 def _of_sweep(problem: FieldError, swept: Mapping[str, Any]) -> FieldError:
-    """Name a problem of one point as the user wrote it, if the point's own value is what does not fit."""
+    """Name a swept key as the user wrote it, if a point's swept value caused the problem."""
     key = problem.field.rpartition("privacy.")[2]
     if key not in swept:
         return problem
@@ -222,7 +222,7 @@ def _parameters(config: Config, setting: Setting) -> Collection[str]:
 def _point(
     base: str, setting: Setting, swept: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> Variant:
-    """Make one point of a swept setting; without anything swept, the setting itself."""
+    """Make one point of a parameter sweep; without swept values, the setting itself."""
     if not swept:
         return Variant(base, setting, base, {})
     label = base

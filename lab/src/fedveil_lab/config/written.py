@@ -1,4 +1,4 @@
-"""How a user's table is written: its separators, its decimal sign, and what its columns hold."""
+"""Find how a user's table is written: separators, decimal sign, and the type of each column."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -56,30 +56,30 @@ class Column:
 
     @cached_property
     def sort(self) -> Sort:
-        """Numbers, texts, times and so on, by the type of its values."""
+        """Type of the column's values: numbers, texts, times and others."""
         return sort_of(self.values)
 
     @cached_property
     def texts(self) -> Any:
-        """Values as texts, without spaces around them."""
+        """Values as texts, without surrounding spaces."""
         return texts_of(self.values)
 
     @cached_property
     def kinds(self) -> list[str]:
-        """The different texts, without those that stand for a gap among numbers."""
+        """Different texts of the column, without codes for missing numbers."""
         present = self.texts[self.values.notna()]
         return [text for text in pandas_module().unique(present) if not is_gap(text, vague=True)]
 
     @property
     def declared_texts(self) -> bool:
-        """Whether the file's own type says that its texts are categories, also where they look like numbers."""
+        """Whether the file declares the texts as categories, even if they look like numbers."""
         return (
             isinstance(self.values.dtype, pandas_module().CategoricalDtype) and self.sort == "texts"
         )
 
     @cached_property
     def numeric(self) -> bool:
-        """Whether it holds numbers, with gaps or without."""
+        """Whether the column holds numbers, with or without missing values."""
         if self.declared_texts:
             return False
         if self.sort in ("numbers", "times", "other", "empty"):
@@ -88,12 +88,12 @@ class Column:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """Numbers [N]; NaN where there is none."""
+        """Values as numbers [N]; NaN for a missing value."""
         return numbers_of(self.values, self.rows.style)
 
     @cached_property
     def missing(self) -> NDArray[np.bool_]:
-        """Mask [N] of missing values; words such as "unknown" are missing among numbers alone."""
+        """Mask [N] of missing values; words such as "unknown" count as missing only among numbers."""
         return missing_of(self.values, vague=self.numeric)
 
     @property
@@ -120,21 +120,21 @@ class Column:
 def read_written(
     path: Path, decimal: str, thousands: str, encoding: str = ""
 ) -> tuple[Rows, dict[str, str]]:
-    """Read a table's rows, and return the keys of ``[data]`` that say how a CSV file is written.
+    """Read a table; return its rows, and the keys of ``[data]`` for the format of a CSV file.
 
     Parameters
     ----------
     path : Path
-        The file.
+        File of the table.
     decimal, thousands : str
-        How the file writes numbers; both empty: found from the file.
+        Decimal and thousands separators; both empty: found from the file.
     encoding : str
         Encoding of a CSV file; by default UTF-8.
 
     Raises
     ------
     FieldError
-        For a file that is no table of two columns, has no header line, or holds a text that may be two numbers.
+        If the file has fewer than two columns or no header line, or a text can be read as two different numbers.
     """
     if decimal or thousands:
         given = Style(decimal or ".", thousands)
@@ -165,7 +165,7 @@ def read_written(
 
 
 def _refuse_own_names(rows: Rows) -> None:
-    """Refuse a column that holds its own name: the first line is no header, or one stands between the rows."""
+    """Refuse a column that contains its own name: a header line stands between the rows, or is missing."""
     for name in rows.frame.columns:
         column = Column(rows, name)
         if column.sort == "texts" and str(name) in column.kinds:
@@ -178,7 +178,7 @@ def _refuse_own_names(rows: Rows) -> None:
 
 
 def _refuse_total(rows: Rows) -> None:
-    """Refuse a last row that sums up the others."""
+    """Refuse a last row that is the sum of the others."""
     last = np.arange(len(rows.frame)) == len(rows.frame) - 1
     for name in rows.frame.columns if len(last) >= FEWEST else ():
         column = Column(rows, name)
@@ -198,7 +198,7 @@ def _refuse_total(rows: Rows) -> None:
 
 
 def _style(rows: Rows, separator: str) -> Style:
-    """Find how most columns of numbers are written; refuse texts that the file's styles read as different numbers."""
+    """Find how most numeric columns are written; refuse texts that two styles read as different numbers."""
     columns = {
         name: texts for name in rows.frame.columns if (texts := _telling(Column(rows, name)))
     }
@@ -227,7 +227,7 @@ def _style(rows: Rows, separator: str) -> Style:
 
 
 def _telling(column: Column) -> list[str]:
-    """Return the texts that show how a column of numbers is written; none where it does not hold numbers."""
+    """Return the texts that show how a numeric column is written; empty for other columns."""
     if column.sort != "texts":
         return []
     texts = [text for text in column.kinds if not is_time(text)]
@@ -243,7 +243,7 @@ def _mostly(test: Callable[[str], bool], texts: list[str]) -> bool:
 def _differing(
     columns: dict[str, list[str]], one: Style, other: Style
 ) -> Iterator[tuple[str, str]]:
-    """Yield the columns in which two styles read different numbers, each with the first such text."""
+    """Yield columns in which two styles read different numbers, each with the first such text."""
     for name, texts in columns.items():
         for text in texts:
             if one.reads(text) and other.reads(text) and one.number(text) != other.number(text):

@@ -284,7 +284,7 @@ def _after(
 
 
 def _closest_rounds(rounds: int, numbers: int) -> Callable[[Floats], Floats]:
-    """The two rounds that lie closest together: noise that is used twice leaves no distance but the data's."""
+    """Score by the distance of the two closest rounds: noise that is used twice cancels, and only the data remain."""
     first, second = np.triu_indices(rounds, 1)
 
     def score(z: Floats) -> Floats:

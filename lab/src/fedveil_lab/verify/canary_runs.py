@@ -227,7 +227,7 @@ def fitted_to(
 
 
 def not_looked_at(names: Sequence[str]) -> str:
-    """Say what a server published beside the model, which canaries of few runs do not judge."""
+    """Say in one sentence that only the model was compared, and name the other published numbers."""
     listed = "other numbers that are published"
     if names:
         more = ", ..." if len(names) > LISTED else ""

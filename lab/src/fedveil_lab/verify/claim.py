@@ -115,7 +115,7 @@ class PrivacyClaim:
         return "mu" if self.judged_by_mu else "epsilon"
 
     def epsilon_at(self, delta: float) -> float:
-        """The epsilon that it allows at a delta; its own delta is taken where it has one."""
+        """The epsilon that the claim allows: its own, or the epsilon of its mu at `delta`."""
         if self.mu is not None:
             return epsilon_of_mu(self.mu, delta)
         assert self.epsilon is not None
@@ -152,7 +152,7 @@ def _number(text: str, word: str) -> tuple[str, float]:
 
 
 def _kind(text: str, word: str) -> str:
-    """What a word of a claim is about."""
+    """Return which part of a claim a word gives: relation, unit, scope, trust or kind."""
     kinds = {"relation": RELATIONS, "unit": UNITS, "scope": SCOPES, "trust": TRUSTS, "kind": KINDS}
     for kind, words in kinds.items():
         if word in words:

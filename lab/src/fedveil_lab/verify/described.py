@@ -1,6 +1,6 @@
-"""What can be proven for a mechanism as somebody describes it: its steps, composed by the one accountant.
+"""Compute the epsilon that follows from a description of a mechanism's steps.
 
-A description holds what the code does, as a reader of it says; nothing here looks into the code.
+A reader of the code writes the description. This module does not look into the code.
 """
 
 import math
@@ -58,34 +58,35 @@ POINTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismSteps:
-    """The steps of a mechanism.
+    """Steps of a mechanism, as somebody describes them.
 
     Attributes
     ----------
     noise : str
-        gaussian, laplace or discrete gaussian.
+        Noise law: gaussian, laplace or discrete gaussian.
     noise_multiplier : float, optional
-        Deviation (Laplace: scale) of the noise over `sensitivity`, or over `clip` where no sensitivity is named.
+        Standard deviation (Laplace: scale) of the noise, divided by `sensitivity`, or by `clip` if there is no
+        sensitivity.
     sigma : float, optional
-        The deviation (scale) itself, on the sum.
+        Standard deviation (Laplace: scale) of the noise on the sum.
     clip : float
-        The longest contribution that the code lets through.
+        Largest norm of a contribution that the code lets through.
     sensitivity : float, optional
-        What the noise was sized for, where the code sizes it for something else than `clip`.
+        Sensitivity for which the code sizes the noise, if it is not `clip`.
     per_unit : int
-        Contributions, each clipped to `clip`, that one unit can make to one step.
+        Number of contributions, each clipped to `clip`, that one unit can make to one step.
     rate : float, optional
-        Share of the units in a step.
+        Sampling rate: share of the units that take part in a step.
     lots : str
-        all, poisson, shuffled or fixed size.
+        How a step's units are drawn: all, poisson, shuffled or fixed size.
     population : int, optional
-        Units in all, for fixed size.
+        Number of units, needed for fixed size.
     rounds, steps : int
-        Rounds, and noisy steps in each.
+        Number of rounds, and of noisy steps per round.
     epochs : int, optional
-        Passes over the data in a round, for shuffled lots.
+        Passes over the data per round, for shuffled lots.
     seed, normaliser, denominator, weights, clipped, noised, noise_drawn : str
-        One of `WORDS` each.
+        Properties of the code, each a value from `WORDS`.
     """
 
     noise: str = "gaussian"
@@ -126,12 +127,12 @@ class MechanismSteps:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "MechanismSteps":
-        """From a table of TOML.
+        """Read the steps from a TOML table.
 
         Raises
         ------
         FieldError
-            For a key that is unknown, or a value that is none.
+            For an unknown key, or a value that is not allowed.
         """
         known = [one.name for one in fields(cls)]
         for name in values:
@@ -141,7 +142,7 @@ class MechanismSteps:
 
     @classmethod
     def parse(cls, text: str) -> "MechanismSteps":
-        """From ``"noise_multiplier=1.1 rate=0.01 lots=poisson steps=1000"``; blanks inside a word are underscores."""
+        """Read ``"noise_multiplier=1.1 rate=0.01 lots=poisson steps=1000"``; spaces inside a value are written as underscores."""
         values: dict[str, Any] = {}
         for word in text.replace(",", " ").split():
             name, equals, written = word.partition("=")
@@ -152,7 +153,7 @@ class MechanismSteps:
 
     @property
     def true_multiplier(self) -> float:
-        """Noise over the most that one unit can move the sum, were it to come or go."""
+        """Noise divided by the most by which one unit can move the sum when it is added or removed."""
         if self.sigma is not None:
             deviation = self.sigma
         else:
@@ -162,14 +163,14 @@ class MechanismSteps:
 
     @property
     def claimed_multiplier(self) -> float:
-        """Noise over what it was sized for."""
+        """Noise divided by the sensitivity for which the code sized it."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.sigma is not None
         return self.sigma / (self.sensitivity or self.clip)
 
     def _require_sampling(self) -> None:
-        """Refuse lots that are not described."""
+        """Refuse a description that does not say how units are sampled."""
         if self.lots == "all":
             if self.rate not in (None, 1):
                 raise FieldError(
@@ -196,18 +197,18 @@ class MechanismSteps:
 
 @dataclass(frozen=True)
 class Proven:
-    """Promise that the accountant computes for steps.
+    """Epsilon that the accountant computes for described steps.
 
     Attributes
     ----------
     epsilon : float or None
-        At `delta`; None where nothing can be proven.
+        Epsilon at `delta`; None if nothing can be proven.
     delta : float
-        Of the claim, or the one that was asked for.
+        Delta of the claim, or the one that was asked for.
     how : str
-        What was composed.
+        The composition in words.
     faults : tuple of (str, str)
-        What reading the description finds, each with the key that shows it.
+        Faults that the description shows: (key, sentence).
     """
 
     epsilon: float | None
@@ -216,13 +217,13 @@ class Proven:
     faults: tuple[tuple[str, str], ...]
 
     def describe(self) -> str:
-        """The figure in one line."""
+        """Write the epsilon in one line."""
         if self.epsilon is None:
             return "nothing: " + "; ".join(text for _, text in self.faults)
         return f"eps={rounded_up(self.epsilon)} at delta={self.delta:g} ({self.how})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -232,16 +233,16 @@ class Proven:
 
 
 def prove(steps: MechanismSteps, claim: PrivacyClaim, delta: float | None = None) -> Proven:
-    """Compose the steps under the claim's relation.
+    """Compute the epsilon of the described steps under the claim's relation.
 
     Parameters
     ----------
     steps : MechanismSteps
-        The description.
+        The described steps.
     claim : PrivacyClaim
-        For its relation, scope and delta.
+        The claim, which gives relation, scope and delta.
     delta : float, optional
-        For a claim of mu, which has none.
+        Delta to use if the claim is of mu.
     """
     at = claim.delta if claim.delta is not None else (delta or 1e-5)
     faults = []
@@ -276,7 +277,7 @@ def prove(steps: MechanismSteps, claim: PrivacyClaim, delta: float | None = None
 
 
 def _composed(steps: MechanismSteps, rounds: int) -> tuple[Event, int, str]:
-    """The event of one step, how often it comes, and both in words."""
+    """Return the event of one step, how often it occurs, and both in words."""
     z = steps.true_multiplier
     times = rounds * steps.steps
     if steps.noise == "laplace":
@@ -317,7 +318,7 @@ def _composed(steps: MechanismSteps, rounds: int) -> tuple[Event, int, str]:
 
 
 def _value(written: str) -> Any:
-    """A number where it is one, else a word."""
+    """Read a number if the text is one, else a word."""
     for kind in (int, float):
         try:
             return kind(written)

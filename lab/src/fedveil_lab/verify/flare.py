@@ -1,4 +1,4 @@
-"""A FLARE job as it is, in FLARE's simulator, with canaries at every site: what left the sites is judged."""
+"""Test a claim of an NVIDIA FLARE job: the unchanged job runs in FLARE's simulator with canaries at every site."""
 
 import json
 import os
@@ -52,24 +52,24 @@ LARGEST = 200_000_000  # bytes of a model file that is read
 
 
 def is_flare_job(folder: Path) -> bool:
-    """Whether a folder is a FLARE job."""
+    """Whether a folder holds a FLARE job."""
     return any((folder / name).is_file() for name in META)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlareTable:
-    """What `[verify.flare]` says of a job.
+    """Table `[verify.flare]`: how the job is run, and how its data are replaced.
 
     Attributes
     ----------
     data : str
-        ``module:function`` that loads a site's data, in a module that the job imports.
+        Function that loads a site's data, as ``module:function``; the job imports the module.
     sites : int or list of str
-        How many, or their names, where the job deploys to some alone.
+        Number of sites, or their names if the job is deployed to named sites.
     neighbours : str
-        ``module:function`` of ``(data, unit, relation)`` that returns what a site holds in both worlds.
+        Function ``(data, unit, relation)`` that returns a site's data in both worlds, as ``module:function``.
     rows : int
-        Of a person.
+        Number of records per person.
     """
 
     data: str = ""
@@ -95,7 +95,7 @@ class FlareTable:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], folder: Path) -> "FlareTable":
-        """From the table; sites are those of the job where it names them."""
+        """Read the table from its TOML values; sites that the job names come from the job."""
         known = list(cls.__dataclass_fields__)
         for name in values:
             if name not in known:
@@ -105,14 +105,14 @@ class FlareTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sites."""
+        """Names of the sites."""
         if isinstance(self.sites, int):
             return tuple(f"site-{number}" for number in range(1, self.sites + 1))
         return tuple(self.sites)
 
 
 def sites_of(folder: Path) -> list[str]:
-    """Sites that a job names; empty where it goes to all."""
+    """List the sites that a job names; empty if the job is deployed to all sites."""
     file = folder / META[0]
     if not file.is_file():
         return []
@@ -125,18 +125,18 @@ def sites_of(folder: Path) -> list[str]:
 
 
 class Simulations:
-    """Runs of one job, each in a copy of a process that has imported FLARE.
+    """Make runs of one job, each in a copy of a process that has imported FLARE.
 
     Parameters
     ----------
     job : path
-        Its folder.
+        Folder of the job.
     table : FlareTable
-        What it says.
+        Settings of the runs.
     claim : PrivacyClaim
-        For unit and relation.
+        The claim, which gives unit and relation.
     timeout : float
-        Seconds of a run.
+        Seconds that one run may take.
     """
 
     def __init__(self, job: Path, table: FlareTable, claim: PrivacyClaim, timeout: float) -> None:
@@ -173,7 +173,7 @@ class Simulations:
         shutil.rmtree(self._root, ignore_errors=True)
 
     def run(self, worlds: Worlds, shared: bool) -> Transcript:
-        """One run in given worlds.
+        """Run the job once in the given worlds, and return what left each site.
 
         Raises
         ------
@@ -221,7 +221,7 @@ class Simulations:
 
 
 def require_loaded(folder: Path, table: FlareTable) -> None:
-    """Refuse a run in which a site's data were never replaced: nothing would be found there.
+    """Refuse a run in which a site's data were not replaced, since no canary was in it.
 
     Raises
     ------
@@ -259,7 +259,7 @@ def _result(turn: SiteTurn) -> bool:
 
 
 def failure_in(said: str) -> str:
-    """The first error that a log names, which others follow from; else the first line that it marks as one."""
+    """Find the first error in a log, as later ones follow from it; else the first line that is marked as an error."""
     errors = [line for line in said.splitlines() if line[:1].isalpha() and "Error: " in line]
     marked = [line for line in said.splitlines() if " - ERROR - " in line]
     return (errors or marked or [""])[0]
@@ -287,7 +287,7 @@ def transcript_of(folder: Path, sites: Sequence[str], said: str) -> Transcript:
 
 
 def _free(name: str, taken: Mapping[str, Any]) -> str:
-    """A name that no earlier message of the turn has: the second one is called name (2)."""
+    """Choose a name that is not yet taken in a turn: the second message with a name becomes ``name (2)``."""
     number, found = 1, name
     while found in taken:
         number += 1
@@ -297,7 +297,7 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def final_model(folder: Path) -> dict[str, Floats]:
-    """Arrays of the model that the server has written last; empty where it wrote none."""
+    """Read the arrays of the last model that the server wrote; empty if it wrote none."""
     files = [file for file in folder.rglob("*") if file.suffix in MODELS and file.is_file()]
     for file in sorted(files, key=lambda one: one.stat().st_mtime, reverse=True):
         if file.stat().st_size > LARGEST:
@@ -310,7 +310,7 @@ def final_model(folder: Path) -> dict[str, Floats]:
 
 
 def _arrays_in(file: Path) -> dict[str, Any]:
-    """Arrays of one file, by name."""
+    """Read the arrays of one file, by name."""
     if file.suffix == ".safetensors":
         from safetensors.numpy import load_file
 
@@ -335,24 +335,24 @@ def verify_flare(
     steps: MechanismSteps | None = None,
     say: Say = silent,
 ) -> Judged:
-    """Run a FLARE job unchanged in its simulator with canaries at its sites, and judge what left.
+    """Run an unchanged FLARE job in FLARE's simulator with canaries, and judge its claim by what the adversary sees.
 
     Parameters
     ----------
     folder : path
-        With meta.json.
+        Folder of the job, with its meta.json.
     claim : str, optional
-        What is claimed.
+        The claim, such as ``"eps=1 delta=1e-5 zero-out client total local"``. Default: the claim in `section`.
     section : VerifySection
-        `[verify]` with its tables.
+        Section `[verify]` with its tables.
     effort : Effort
-        Seed, error, and the time of a run.
+        Seed, error, and time limit of a run.
     canaries : int
-        At least so many are judged.
+        Smallest number of canaries to judge.
     steps : MechanismSteps, optional
-        What the job does.
+        Steps of the job, from which epsilon is also computed.
     say : callable
-        Is told the budget first.
+        Receives progress messages, the budget first.
 
     Raises
     ------

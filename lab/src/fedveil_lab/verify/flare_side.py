@@ -1,4 +1,4 @@
-"""FLARE's simulator, started from a process that has imported it once: a run takes seconds, not minutes.
+"""Run FLARE's simulator in copies of a process that has imported FLARE, so that a run takes seconds, not minutes.
 
 Run as ``python -m fedveil_lab.verify.flare_side``. It reads requests on standard input and writes answers on standard
 output, as `zygote`. For a run it copies itself; the copy is the simulator, and each site's worker, which FLARE would start
@@ -43,7 +43,7 @@ MOST_TEXT = 1 << 20  # bytes of what a run prints that are kept
 
 
 class Forker:
-    """A process without threads that is copied for each site: the simulator itself has threads, which no copy survives."""
+    """Process without threads that is copied for each site. The simulator has threads, so it cannot be copied itself."""
 
     def __init__(self, run: dict[str, Any]) -> None:
         self.here, there = socket.socketpair()
@@ -57,7 +57,7 @@ class Forker:
         there.close()
 
     def start(self, arguments: list[str], environment: dict[str, str]) -> int:
-        """Start a site's worker; its process id."""
+        """Start a site's worker, and return its process id."""
         stream = self.here.makefile("rwb")
         send(stream, {"arguments": arguments, "environment": environment})  # type: ignore[arg-type]
         found: int = receive(stream)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def _fork_on_request(there: socket.socket, run: dict[str, Any]) -> None:
 
 
 def _be_worker(arguments: list[str], environment: dict[str, str], run: dict[str, Any]) -> None:
-    """Be the process of a site, as FLARE would have started it."""
+    """Run a site's worker in this process, as FLARE would have started it."""
     os.setsid()  # as FLARE starts it: a worker whose parent has ended kills its own group
     os.environ.clear()
     os.environ.update(environment)
@@ -93,12 +93,12 @@ def _be_worker(arguments: list[str], environment: dict[str, str], run: dict[str,
 
 
 class ForkedWorker:
-    """What the simulator asks of a process that it started.
+    """Handle of a site's worker, with the part of `subprocess.Popen` that the simulator uses.
 
     Parameters
     ----------
     pid : int
-        Of the process.
+        Process id.
     """
 
     def __init__(self, pid: int) -> None:
@@ -106,7 +106,7 @@ class ForkedWorker:
 
     @property
     def returncode(self) -> int | None:
-        """0 once it has ended."""
+        """0 if the process has ended, else None."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -114,19 +114,19 @@ class ForkedWorker:
         return None
 
     def poll(self) -> int | None:
-        """The same, as `subprocess.Popen` has it."""
+        """Return 0 if the process has ended, else None, as `subprocess.Popen.poll` does."""
         return self.returncode
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end (SIGTERM)."""
         os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
+        """End the process at once (SIGKILL)."""
         os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float = 60.0) -> int:
-        """Wait until it has ended."""
+        """Wait at most `timeout` seconds until the process has ended."""
         until = time.monotonic() + timeout
         while self.returncode is None:
             if time.monotonic() > until:
@@ -136,7 +136,7 @@ class ForkedWorker:
 
 
 def simulate(run: dict[str, Any]) -> int:
-    """Run a job in FLARE's simulator; its status, 0 if all is well."""
+    """Run a job in FLARE's simulator, and return its exit status; 0 means success."""
     runner = importlib.import_module("nvflare.private.fed.app.simulator.simulator_runner")
     forker, popen = Forker(run), subprocess.Popen
 
@@ -159,7 +159,7 @@ def simulate(run: dict[str, Any]) -> int:
 
 
 def child(run: dict[str, Any], said: int) -> None:
-    """One run, in a group of processes of its own."""
+    """Make one run in its own process group."""
     os.setpgid(0, 0)
     os.dup2(said, 1)
     os.dup2(said, 2)
@@ -179,7 +179,7 @@ def child(run: dict[str, Any], said: int) -> None:
 
 
 def run_once(run: dict[str, Any]) -> dict[str, Any]:
-    """Fork, wait no longer than asked, end everything that is left, and say what came of it."""
+    """Make one run in a copy of this process, end what is left of it after the time limit, and return its outcome."""
     with tempfile.TemporaryFile() as said:
         pid = os.fork()
         if pid == 0:
@@ -203,7 +203,7 @@ def run_once(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Answer requests until there are none."""
+    """Answer requests until there are no more."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for handle in (0, 1):

@@ -1,7 +1,7 @@
-"""One run of a Flower app in a process of its own: everything that left, as numbers.
+"""Run a Flower app once in its own process, and return all that left it, as numbers.
 
-The app runs unchanged on FedVeil's in-process grid; only what its loading function returns for one client is another
-in one of two worlds. `fedveil_lab.verify.apps` asks for such runs.
+The app runs unchanged on FedVeil's in-process grid. Only the data that its loading function returns for one client
+differ between the two worlds. `fedveil_lab.verify.apps` starts these runs.
 """
 
 import importlib
@@ -34,24 +34,24 @@ CLOSED = "the network is closed to an app under test"
 
 
 class Recorder(InProcessGrid):
-    """Keeps what crosses between server and clients.
+    """In-process grid that records the messages between server and clients.
 
     Attributes
     ----------
     target : int
-        The client that is asked about, by partition.
+        Partition of the client whose data differ between the worlds.
     asked, answered : list of RecordDict
-        Contents of what the server sent to the target, and of what it answered, in order.
+        Messages to the target client, and its answers, in order.
     failed : list of str
-        What clients that failed said.
+        Error messages of clients that failed.
     zeroed : frozenset of int
-        Clients whose arrays are those that they were sent: they count as nothing.
+        Clients under zero-out: they answer with the arrays that they were sent.
     now : int
-        The client whose turn it is.
+        Client that is running.
     loaded : frozenset of int
         Clients whose data were replaced.
     turns : dict of int to list of (RecordDict, RecordDict)
-        What each client was sent and answered.
+        Messages to each client and its answers, by partition.
     """
 
     target = -1
@@ -84,10 +84,10 @@ class Recorder(InProcessGrid):
 
 
 def left(world: dict[str, Any], seed: int) -> list[Any]:
-    """Everything that the adversary of a claim sees of one run.
+    """Return everything that the adversary of a claim sees of one run.
 
-    Under central trust it is what the server sends in each round and keeps at the end. Under local trust it is the
-    target client's answers. Printed numbers are included, as others read logs.
+    Under central trust it sees what the server sends in each round and keeps at the end. Under local trust it sees the
+    target client's answers. Printed numbers are included, since logs are read.
     """
     zeroed = frozenset({world["target"]} if world["zeroed"] else ())
     grid, context = played(world, seed, zeroed)
@@ -100,7 +100,7 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
 
 
 def played(world: dict[str, Any], seed: int, zeroed: frozenset[int]) -> tuple[Recorder, Context]:
-    """Run the app; what its grid recorded, and the server's context."""
+    """Run the app; return the grid with its record, and the server's context."""
     _close_network()
     os.chdir(tempfile.mkdtemp())  # what the app writes stays within this run
     _seed(seed)
@@ -129,7 +129,7 @@ def played(world: dict[str, Any], seed: int, zeroed: frozenset[int]) -> tuple[Re
 
 
 def _require_loaded(grid: Recorder, world: dict[str, Any]) -> None:
-    """Refuse a run in which the data of a client that answered were never replaced: nothing would be found."""
+    """Refuse a run in which the data of a client were not replaced although it answered."""
     if world["zeroed"] is None:
         return
     asked = {*grid.turns} if "run" in world else {world["target"]} & {*grid.turns}
@@ -142,7 +142,7 @@ def _require_loaded(grid: Recorder, world: dict[str, Any]) -> None:
 
 
 def transcribed(world: dict[str, Any], seed: int) -> list[Any]:
-    """Write down what left every client of one run with many canaries; how many of them failed."""
+    """Write what left every client of one run with many canaries to a file; return the number of failed clients."""
     if "run" not in world:  # the app as it is
         return left(world, seed)
     worlds = world["run"]["worlds"]
@@ -157,7 +157,7 @@ def transcribed(world: dict[str, Any], seed: int) -> list[Any]:
 
 
 def named(content: RecordDict) -> dict[str, Any]:
-    """Numbers of a message by their paths: arrays, metrics and configurations."""
+    """Return the numbers of a message (arrays, metrics, configurations) by their paths."""
     found: dict[str, Any] = {}
     for name in sorted(content):
         record = content[name]
@@ -186,7 +186,7 @@ def numbers_of(content: RecordDict) -> np.ndarray[Any, Any]:
 
 
 def logged(text: str) -> np.ndarray[Any, Any]:
-    """Numbers that an app prints [LINES]: those of lines that differ in nothing else are added up at one place."""
+    """Return the numbers that an app prints, [LINES]; lines with the same text beside their numbers are summed at one place."""
     found = np.zeros(LINES)
     for line in text.splitlines():
         place = zlib.crc32(re.sub(NUMBER, "", line).encode()) % LINES
@@ -195,7 +195,7 @@ def logged(text: str) -> np.ndarray[Any, Any]:
 
 
 def sketched(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Numbers as they are, or signed sums of them where there are too many: the same sums in every run."""
+    """Shorten a long vector to signed sums, the same ones in every run; return a short one unchanged."""
     if len(numbers) <= MOST:
         return numbers
     rng = np.random.default_rng(0)
@@ -206,7 +206,7 @@ def sketched(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _printed() -> str:
-    """What this process has printed so far, where its output is a file."""
+    """Return what this process has printed so far, if its output is a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -216,7 +216,7 @@ def _printed() -> str:
 
 
 def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
-    """Let the app's own loading function return a neighbour's data to the client that is asked about."""
+    """Replace the app's loading function by one that gives the target client a neighbour's data."""
     if world["zeroed"] is None:
         return
     run = world.get("run")
@@ -245,13 +245,13 @@ def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
 
 
 def _named(name: str) -> Any:
-    """What ``module:attribute`` names."""
+    """Import and return the object ``module:attribute``."""
     place, _, attribute = name.rpartition(":")
     return getattr(importlib.import_module(place), attribute)
 
 
 def _zero(asked: RecordDict, answered: RecordDict) -> None:
-    """Put the arrays that were sent in place of those that are answered."""
+    """Replace the arrays of an answer by those that the client was sent."""
     sent = [record for record in asked.values() if isinstance(record, ArrayRecord)]
     for name in list(answered):
         if isinstance(answered[name], ArrayRecord) and sent:
@@ -259,14 +259,14 @@ def _zero(asked: RecordDict, answered: RecordDict) -> None:
 
 
 def _seed(seed: int) -> None:
-    """Give the libraries' own generators this run's seed."""
+    """Seed the random generators of the libraries for this run."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - an app may draw from the global generator
     torch.manual_seed(seed)
 
 
 def _close_network() -> None:
-    """Let no socket connect."""
+    """Forbid every network connection."""
 
     def refused(*_arguments: Any, **_options: Any) -> None:
         raise OSError(CLOSED)

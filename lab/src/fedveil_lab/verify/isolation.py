@@ -1,8 +1,7 @@
-"""Runs of somebody's function, each in a fresh process, so that no state of one run reaches another.
+"""Run somebody's function in fresh processes, so that no state of one run reaches another.
 
-A process imports the libraries that the file names, and is copied for each run (`zygote`); the copy imports the file
-itself anew. Libraries with threads of their own (JAX) do not survive a copy: there a whole process is started for
-each run, which takes seconds.
+A process imports the file's libraries and is copied for each run (`zygote`). Each copy imports the file itself anew. A
+library with its own threads (JAX) cannot be copied. Then each run starts a new process, which takes seconds.
 """
 
 import ast
@@ -28,7 +27,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 
 class NoVerdict(FedVeilError):
-    """A subject that cannot be judged: it raises, hangs, or returns what is no output."""
+    """The subject cannot be judged: it raises, hangs, or returns something that is not an output."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,15 @@ class RunOutcome:
     kind : str
         ok, raised, hangs or died.
     shape : str
-        Of what it returned, in words; of an error, its class.
+        Shape of the output in words; for an error, its class.
     numbers : array
-        [d], all that it returned.
+        All numbers that were returned, [d].
     why : str
-        Of what is not ok.
+        Reason, if `kind` is not ok.
     said : str
-        What it printed.
+        Text that the run printed.
     seconds : float
-        That it took.
+        Duration.
     """
 
     kind: str
@@ -72,19 +71,19 @@ class RunOutcome:
 
 
 class FreshProcesses:
-    """A mechanism's file, opened for runs.
+    """Run a mechanism's function, each time in a fresh process.
 
     Parameters
     ----------
     file : path
-        Python.
+        Python file of the mechanism.
     function : str
-        Takes what a world holds, and a seed.
+        Name of the function ``(data, seed)``.
     timeout : float
         Seconds that a run may take.
     libraries : list of str, optional
-        Modules that are imported before copies are made; by default the installed ones that the file imports. What a
-        run imports late is added to them.
+        Modules that are imported before the process is copied. Default: the installed modules that the file imports,
+        and later those that a run imported.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class FreshProcesses:
 
     @property
     def isolation(self) -> str:
-        """Isolation of the runs."""
+        """How runs are isolated, in words."""
         return (
             "a whole process each"
             if self.whole
@@ -121,7 +120,7 @@ class FreshProcesses:
         )
 
     def names_of_worlds(self, relation: str, unit: str) -> list[str]:
-        """Worlds that the file brings itself; none if it has no function `worlds`."""
+        """List the worlds that the file defines itself; empty if it has no function `worlds`."""
         self._own = (relation, unit)
         found = self._ready({"ask": "names", "own": self._own, "timeout": self.timeout})
         if found["kind"] != "ok":
@@ -137,7 +136,7 @@ class FreshProcesses:
             self._ask({"ask": "world", "world": world, "data": data})
 
     def run(self, world: str, seed: int) -> RunOutcome:
-        """One run in a process of its own."""
+        """Run the function once on a world's data, in a fresh process."""
         request = {"ask": "run", "world": world, "seed": seed, "timeout": self.timeout}
         found = self._ready({**request, "function": self.function, "own": self._own})
         late = [name for name in found.get("imported", []) if name not in self.libraries]
@@ -155,7 +154,7 @@ class FreshProcesses:
         )
 
     def _ready(self, request: dict[str, Any]) -> dict[str, Any]:
-        """An answer of a process that has made no run before, or of a copy."""
+        """Send a request to a process that has made no run, or to a copy of one, and return the answer."""
         if self.whole:
             self._stop()
         if self._process is None:
@@ -212,12 +211,12 @@ class FreshProcesses:
 
 
 class SameProcess:
-    """Runs of one function in this process: quick, and right only for a function that keeps no state.
+    """Run a function in this process: fast, and correct only for a function that keeps no state.
 
     Parameters
     ----------
     function : callable
-        ``(data sets, seed)``.
+        Function ``(data sets, seed)``.
     """
 
     isolation = "none: the function keeps no state"
@@ -231,7 +230,7 @@ class SameProcess:
         self._held[world] = data
 
     def run(self, world: str, seed: int) -> RunOutcome:
-        """One run, on copies of the data."""
+        """Run the function once on a copy of a world's data."""
         with np.errstate(all="ignore"):
             answer = self.function([rows.copy() for rows in self._held[world]], seed)
         shape, numbers = zygote.flat(answer)
@@ -239,7 +238,7 @@ class SameProcess:
 
 
 def libraries_of(file: Path) -> list[str]:
-    """Installed modules that a file imports, so that a copy need not import them; its neighbours are left to it."""
+    """List the installed modules that a file imports; modules from its own folder are left out."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The one verdict of every door: claimed, proven, measured, the world that showed it, and what caught it."""
+"""Verdict about a privacy claim: claimed, proven and measured figures, the worlds, and what speaks against the claim."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +19,16 @@ ROUNDED = 1e-3  # of a claimed epsilon: people print few digits
 
 @dataclass(frozen=True)
 class Caught:
-    """One thing that speaks against a claim.
+    """One finding that speaks against a claim.
 
     Attributes
     ----------
     by : str
-        composition, inspection, worst-case world or scores.
+        How it was found: composition, inspection, worst-case world or scores.
     what : str
-        In one sentence.
+        The finding in one sentence.
     refutes : bool
-        Whether the claim cannot hold; else it is not proven by what was described.
+        Whether the claim cannot hold. Else the description does not prove it.
     """
 
     by: str
@@ -38,28 +38,28 @@ class Caught:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Verdict about one subject.
+    """Verdict about the privacy claim of one subject.
 
     Attributes
     ----------
     subject : str
-        File, function or folder.
+        The file, function or folder.
     claim : PrivacyClaim or None
-        What is claimed.
+        The claim; None if there is none.
     proven : Proven or None
-        What follows from the steps as described.
+        Epsilon that follows from the described steps.
     measured : Measurement or None
-        What runs or scores show.
+        Lower bounds from runs or scores.
     world : str
-        The two worlds that showed it.
+        Name of the pair of worlds that was judged.
     caught : tuple of Caught
-        What speaks against the claim.
+        Findings against the claim.
     printed : str
         Epsilons that the subject prints itself.
     effort : dict
-        Runs and seconds that were planned, and used.
+        Planned and used numbers of runs and seconds.
     notes : tuple of str
-        What has to be said beside it.
+        Remarks for the reader of the verdict.
     """
 
     subject: str
@@ -74,12 +74,12 @@ class Judged:
 
     @property
     def refuted(self) -> bool:
-        """Whether anything shows that the claim cannot hold."""
+        """Whether a finding shows that the claim cannot hold."""
         return any(one.refutes for one in self.caught)
 
     @property
     def in_reach(self) -> bool:
-        """Whether so many runs could have refuted the claim at all."""
+        """Whether this number of runs could have refuted the claim."""
         bound = self._bound()
         return self.claim is None or bound is None or bound.ceiling > self.claim.most
 
@@ -108,7 +108,7 @@ class Judged:
         return self.measured.best(self.claim.figure)
 
     def table(self) -> Table:
-        """Claimed, proven, measured, world and verdict below one another."""
+        """Make the table of the verdict: claimed, proven and measured figures, worlds and answer."""
         rows = [("subject", self.subject)]
         rows.append(("claimed", NOTHING if self.claim is None else self.claim.describe()))
         if self.printed:
@@ -144,7 +144,7 @@ class Judged:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "subject": self.subject,
             "claim": None if self.claim is None else dict(vars(self.claim)),
@@ -160,7 +160,7 @@ class Judged:
         }
 
     def write(self, folder: Path, provenance: dict[str, Any]) -> None:
-        """Write the page and the JSON."""
+        """Write the verdict to a folder, as a page and as JSON."""
         import json
 
         make_folder(folder)
@@ -174,19 +174,19 @@ class Judged:
         write_atomic(folder / FILES[1], ("\n".join(lines).rstrip() + "\n").encode())
 
     def details(self) -> list[Table]:
-        """Every bound beside its ceiling, and the rates."""
+        """Make tables of every bound with its ceiling, and of the rates."""
         return [] if self.measured is None else measured_tables(self.measured)
 
 
 def shown_bound(bound: LowerBound) -> str:
-    """A bound and its ceiling in one line."""
+    """Write a bound and its ceiling in one line."""
     at = f" at delta={bound.delta:g}" if bound.delta is not None else ""
     figures = f"at least {bound.figure} {rounded_down(bound.value)}{at}"
     return f"{figures} (so many scores show at most {rounded_down(bound.ceiling)}; {bound.method})"
 
 
 def measured_tables(measured: Measurement) -> list[Table]:
-    """Bounds by method, and rates."""
+    """Make a table of the bounds by method, and one of the rates."""
     rows = []
     for one in measured.bounds:
         delta = NOTHING if one.delta is None else f"{one.delta:g}"
@@ -226,7 +226,7 @@ def judge_bounds(
     world: str = "",
     proven: Proven | None = None,
 ) -> tuple[Caught, ...]:
-    """List what measured bounds and described steps say against a claim."""
+    """List the findings of measured bounds and described steps against a claim."""
     if claim is None:
         return ()
     caught = []
@@ -242,7 +242,7 @@ def judge_bounds(
 
 
 def described_faults(claim: PrivacyClaim, proven: Proven) -> list[Caught]:
-    """List what the described steps say against a claim: they cost more, or nothing can be proven."""
+    """List the findings of described steps against a claim: a larger epsilon, or nothing that can be proven."""
     if proven.epsilon is None:
         return [Caught(INSPECTION, text, False) for _, text in proven.faults]
     allowed = claim.epsilon_at(proven.delta)
@@ -257,7 +257,7 @@ def described_faults(claim: PrivacyClaim, proven: Proven) -> list[Caught]:
 def described_alone(
     subject: str, claim: PrivacyClaim, steps: MechanismSteps, delta: float | None = None
 ) -> Judged:
-    """The verdict of a description without a single run."""
+    """Judge a description of steps without any run."""
     from fedveil_lab.verify.described import prove
 
     proven = prove(steps, claim, delta)

@@ -1,4 +1,4 @@
-"""The one frame of every door: scores in and out go in, lower bounds of epsilon and mu with their ceilings come out.
+"""Compute lower bounds of epsilon and mu from an attack's scores with the target and without.
 
 A lower bound may refute a claim. It never shows that one is true: with more runs, or a better attack, it may rise.
 """
@@ -41,22 +41,22 @@ _PAIRS = 4_000_000  # pairs of scores for which an interval of the area is worth
 
 @dataclass(frozen=True)
 class LowerBound:
-    """Lower bound that one method proves.
+    """Lower bound of epsilon or mu that one method proves.
 
     Attributes
     ----------
     method : str
-        Its name.
+        Name of the method.
     figure : str
-        epsilon or mu.
+        What is bounded: epsilon or mu.
     value : float
-        Lower bound; 0 if nothing is proven.
+        The bound; 0 if nothing is proven.
     ceiling : float
-        What as many scores would have proven if none had been wrong.
+        Bound that the same number of scores would prove if all guesses were right.
     delta : float or None
-        Of epsilon.
+        Delta of the epsilon; None for mu.
     confidence : float
-        Of this bound by itself.
+        Confidence of this bound alone.
     """
 
     method: str
@@ -67,26 +67,26 @@ class LowerBound:
     confidence: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Bounds that follow from scores.
+    """Lower bounds and attack rates that follow from scores.
 
     Attributes
     ----------
     rows : str
         What a score is of: runs, canaries or records.
     inside, outside : int
-        Scores with the target and without.
+        Numbers of scores with the target and without.
     area : Estimate
         AUC with its 95% interval.
     true_rates : dict of float to (Estimate or None)
-        True positive rate at false positive rates; None where too few scores could tell.
+        True positive rate by false positive rate; None if there are too few scores.
     bounds : tuple of LowerBound
-        They hold together at `confidence`.
+        Bounds that hold together at `confidence`.
     confidence : float
         Of all bounds together.
     """
@@ -100,12 +100,12 @@ class Measurement:
     confidence: float
 
     def best(self, figure: str) -> LowerBound | None:
-        """The largest bound of epsilon or mu; of equals, the one with the highest ceiling."""
+        """Return the largest bound of epsilon or mu; of equal ones, the one with the highest ceiling."""
         own = [one for one in self.bounds if one.figure == figure]
         return max(own, key=lambda one: (one.value, one.ceiling), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         found: dict[str, dict[str, float] | None] = {}
         for alpha, estimate in self.true_rates.items():
             found[f"{alpha:g}"] = None if estimate is None else dict(vars(estimate))
@@ -123,24 +123,24 @@ class Measurement:
 def measure(
     inside: ArrayLike, outside: ArrayLike, *, rows: str, delta: float = 1e-5, alpha: float = ALPHA
 ) -> Measurement:
-    """Bounds of epsilon and mu by every method that fits; higher scores mean in.
+    """Compute lower bounds of epsilon and mu by every method that fits; higher scores mean in.
 
     Parameters
     ----------
     inside, outside : array
         [n] and [m] scores with the target and without.
     rows : {"runs", "canaries", "records"}
-        What a score is of, see `ROWS`. Scores of one run are no independent runs, and records that no coin drew
-        bound nothing.
+        What one score belongs to, see `ROWS`. Scores of one run are not independent runs. Records that no coin put in
+        or out prove no bound.
     delta : float
-        At which epsilon is bounded.
+        Delta at which epsilon is bounded.
     alpha : float
-        The chance that any of the bounds is too large.
+        Probability that any of the bounds is too large.
 
     Raises
     ------
     FieldError
-        For too few scores, or scores that are all not a number.
+        For too few scores, or if all scores are NaN.
     """
     require_choice("rows", rows, ROWS)
     require_number("delta", delta, lambda d: 0 <= d < 1, "must be at least 0 and below 1")
@@ -161,7 +161,7 @@ def measure(
 def measurement(
     inside: Floats, outside: Floats, rows: str, bounds: Sequence[LowerBound], alpha: float
 ) -> Measurement:
-    """Bounds beside the rates that describe the scores."""
+    """Put bounds together with the rates that describe the scores."""
     some, others = _at_most(inside, _PAIRS), _at_most(outside, _PAIRS)
     return Measurement(
         rows=rows,
@@ -175,12 +175,12 @@ def measurement(
 
 
 def scores_of(name: str, values: ArrayLike) -> Floats:
-    """Scores as an array [n]; not a number ranks lowest.
+    """Convert scores to an array [n]; NaN ranks lowest.
 
     Raises
     ------
     FieldError
-        For fewer than ten scores, or values that are no numbers.
+        For fewer than ten scores, or values that are not numbers.
     """
     try:
         scores = np.asarray(values, dtype=np.float64).reshape(-1)
@@ -200,9 +200,9 @@ def scores_of(name: str, values: ArrayLike) -> Floats:
 def of_threshold(
     inside: Floats, outside: Floats, *, delta: float, alpha: float
 ) -> list[LowerBound]:
-    """A threshold from one half of the runs, both rates on the other half (Clopper and Pearson).
+    """Bound by a threshold chosen on one half of the runs, with Clopper-Pearson rates on the other half.
 
-    The halves are drawn: a file may be sorted.
+    The halves are drawn at random, as a file may be sorted.
     """
     rng = np.random.default_rng(0)
     inside, outside = rng.permutation(inside), rng.permutation(outside)
@@ -214,7 +214,7 @@ def of_threshold(
 def chosen_threshold(
     inside: Floats, outside: Floats, delta: float, alpha: float, figure: str = "epsilon"
 ) -> float:
-    """The threshold whose bound would be the largest, had these runs been the ones to judge."""
+    """Choose the threshold whose bound would be the largest if these runs were the ones to judge."""
     pooled = np.unique(np.concatenate([inside, outside]))
     if len(pooled) == 1:
         return float(pooled[0])
@@ -236,14 +236,14 @@ def chosen_threshold(
 def worth(
     inside: Floats, outside: Floats, threshold: float, delta: float, alpha: float, figure: str
 ) -> float:
-    """Compute what these runs would prove at a threshold, had they not chosen it."""
+    """Compute the bound that these runs would prove at a threshold that they did not choose."""
     return float(worths(inside, outside, np.array([threshold]), delta, alpha, figure)[0])
 
 
 def worths(
     inside: Floats, outside: Floats, cuts: Floats, delta: float, alpha: float, figure: str
 ) -> Floats:
-    """Compute `worth` at several thresholds [k]; below 0 where a world cannot be told."""
+    """Compute `worth` at several thresholds [k]; below 0 if the worlds cannot be told apart."""
     n, m = len(inside), len(outside)
     hits = n - np.searchsorted(np.sort(inside), cuts, side="left")
     alarms = m - np.searchsorted(np.sort(outside), cuts, side="left")
@@ -256,7 +256,7 @@ def worths(
 def at_threshold(
     inside: Floats, outside: Floats, threshold: float, *, delta: float, alpha: float
 ) -> list[LowerBound]:
-    """Both figures at a threshold that these scores did not choose."""
+    """Bound epsilon and mu at a threshold that these scores did not choose."""
     true, false = rates(inside, outside, threshold, 1 - alpha)
     best_true, best_false = (
         rate(len(inside), len(inside), 1 - alpha).low,
@@ -268,11 +268,12 @@ def at_threshold(
 
 
 def of_ranks(inside: Floats, outside: Floats, *, delta: float, alpha: float) -> list[LowerBound]:
-    """Thresholds at public ranks of the scores without the target, and with it; all runs judge.
+    """Bound by thresholds at fixed ranks of the scores, so that all runs judge.
 
-    The k-th largest of m independent scores is exceeded with a probability that is at most Beta(k, m - k + 1)
-    distributed, whatever their law. Given that threshold, the other scores are independent of it. So both rates have
-    exact bounds at k = 1, 2, 4, ..., and the error is divided among all of them (Bonferroni).
+    A fresh score exceeds the k-th largest of m independent scores with some probability. Whatever the law of the
+    scores, this probability is at most Beta(k, m - k + 1) distributed. Given that threshold, the other scores are
+    independent of it. So both rates have exact bounds at k = 1, 2, 4, ..., and the error is divided among all of them
+    (Bonferroni).
     """
     tries = [
         (inside, outside, False),
@@ -300,12 +301,12 @@ def of_ranks(inside: Floats, outside: Floats, *, delta: float, alpha: float) -> 
 
 
 def of_canaries(inside: Floats, outside: Floats, *, delta: float, alpha: float) -> list[LowerBound]:
-    """Guesses about the canaries of one run; each of the two figures has its share of the error.
+    """Bound by guesses about the canaries of one run; epsilon and mu each have a share of the error.
 
     Raises
     ------
     FieldError
-        Where fair coins would hardly ever put so many in.
+        If fair coins would hardly ever put this many canaries in.
     """
     count = len(inside) + len(outside)
     if scipy.stats.binomtest(len(inside), count).pvalue < UNFAIR:
@@ -339,7 +340,7 @@ def _both(
     delta: float,
     confidence: float,
 ) -> list[LowerBound]:
-    """Epsilon and mu of the same two events: one confidence covers both."""
+    """Make the bounds of epsilon and mu from the same two events; one confidence covers both."""
     return [
         LowerBound(
             name,
@@ -361,12 +362,12 @@ def _both(
 
 
 def _ranks(count: int) -> list[int]:
-    """1, 2, 4, ... up to half of the scores."""
+    """Ranks 1, 2, 4, ... up to half of the scores."""
     return [2**power for power in range(max(1, int(math.log2(max(2, count // 2))) + 1))]
 
 
 def _at_most(scores: Floats, pairs: float) -> Floats:
-    """Evenly spaced scores, few enough for an interval by resampling; a figure of description alone."""
+    """Thin scores evenly, so that an interval can be resampled in reasonable time; only for descriptive figures."""
     most = math.isqrt(int(pairs))
     if len(scores) <= most:
         return scores
@@ -375,6 +376,6 @@ def _at_most(scores: Floats, pairs: float) -> Floats:
 
 
 def refuted_by(bounds: Sequence[LowerBound], figure: str, most: float) -> LowerBound | None:
-    """The bound that exceeds what a claim allows, if one does."""
+    """Return a bound that exceeds what a claim allows, or None."""
     above = [one for one in bounds if one.figure == figure and one.value > most]
     return max(above, key=lambda one: one.value, default=None)

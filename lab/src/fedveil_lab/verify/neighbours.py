@@ -1,8 +1,8 @@
-"""Neighbouring data for an app that loads its own: one canary among the rows that it would have had.
+"""Make neighbouring data for an app that loads its own: one canary among the rows that the app would have loaded.
 
-Rows are taken out of what an app's loading function returns and put back in the same kind: arrays or tensors
-``(x, y)``, a data class with x and y, or a PyTorch loader whose items are pairs or mappings. What is not among these
-needs a function of the app's author.
+The rows of what an app's loading function returns are replaced, and returned in the same form. Known forms are arrays
+or tensors ``(x, y)``, a data class with x and y, and a PyTorch loader whose items are pairs or mappings. For any other
+form the app's author writes a function.
 """
 
 import importlib
@@ -29,20 +29,20 @@ Rebuilt = Callable[[list[Item]], Any]
 def canary_data(
     data: Any, unit: str, relation: str, canary: str, inside: bool, rows: int = 1
 ) -> Any:
-    """The data of one world.
+    """Make the target client's data for one world.
 
     Parameters
     ----------
     data : object
-        What the app's function returned for the client that is asked about.
+        What the app's loading function returned for the target client.
     unit, relation : str
-        Of the claim.
+        Unit and neighbouring relation of the claim.
     canary : {"outlier", "mislabelled"}
-        What the unit holds.
+        Kind of canary that the unit holds.
     inside : bool
-        In which of the two worlds.
+        Whether the world with the unit is made, or the one without.
     rows : int
-        Of a person; of a record 1.
+        Number of the unit's rows: 1 for a record.
     """
     items, rebuilt = rows_of(data)
     if not items:
@@ -61,17 +61,17 @@ def canary_data(
 
 
 def data_of_run(data: Any, run: Mapping[str, Any], site: str) -> Any:
-    """The data of one site in a run with many canaries.
+    """Make the data of one site for a run with many canaries.
 
     Parameters
     ----------
     data : object
-        What the app's function returned there.
+        What the app's loading function returned at the site.
     run : dict
         unit, relation; base, a file for data that all sites share (empty: each keeps its own); rows, of a unit;
         neighbours, a function's place (or empty); worlds, by site: units, pairs of a canary's number and whether it is in.
     site : str
-        The site.
+        Name of the site.
     """
     units = run["worlds"][site]["units"]
     if run["base"]:
@@ -86,18 +86,19 @@ def data_of_run(data: Any, run: Mapping[str, Any], site: str) -> Any:
 def with_canaries(
     data: Any, unit: str, relation: str, units: Sequence[tuple[int, bool]], rows: int = 1
 ) -> Any:
-    """Data with numbered canaries, each of which is in or out.
+    """Put numbered canaries into data, or leave them out, as told.
 
     Parameters
     ----------
     data : object
-        Of the site.
+        Data of the site.
     unit, relation : str
-        Of the claim. A client that is out under zero-out holds its canary all the same: what it answers is left out.
+        Unit and relation of the claim. A client that is out under zero-out still holds its canary, as its answer is
+        replaced later.
     units : sequence of (int, bool)
-        Number of a canary, and whether it is in; of a client one.
+        Number of each canary, and whether it is in. If the unit is a client there is one.
     rows : int
-        Of a person.
+        Number of a unit's rows.
     """
     items, rebuilt = rows_of(data)
     if not items:
@@ -114,10 +115,10 @@ def with_canaries(
 
 
 def numbered(item: Item, items: Sequence[Item], number: int, turned: bool) -> Item:
-    """A row as long as any in each coordinate, in a direction of its own: signs that follow from its number.
+    """Make canary `number`: a row with the data's largest absolute value in each coordinate, and signs that follow from `number`.
 
-    It bears the largest label, or the smallest if it is turned. So its gradient differs by as much whatever the model
-    is. Where there is one label alone, its numbers are turned round.
+    The canary has the largest label, or the smallest one if `turned`. So its gradient differs by the same amount for
+    every model. If there is only one label, the signs of its numbers are reversed instead.
     """
     x, y = item
     labels = [float(np.asarray(one[1]).reshape(-1)[0]) for one in items]
@@ -133,17 +134,17 @@ def numbered(item: Item, items: Sequence[Item], number: int, turned: bool) -> It
 
 
 def largest_of(items: Sequence[Item]) -> float:
-    """The largest number of all rows, at least 1."""
+    """Return the largest absolute value of all rows, at least 1."""
     return max(1.0, *(float(np.abs(np.asarray(one[0], dtype=np.float64)).max()) for one in items))
 
 
 def shared_base(data: Any, file: Path) -> Any:
-    """The data of whichever site loads first, for all of them.
+    """Return for every site the data of the site that loads first.
 
     Raises
     ------
     FieldError
-        For data that cannot be written down, or that nobody wrote in a minute.
+        If the data cannot be written to the file, or no site wrote them within a minute.
     """
     part = file.with_suffix(".part")
     try:
@@ -171,7 +172,7 @@ def _waited_for(file: Path) -> Any:
 
 
 def held(item: Item, items: Sequence[Item], canary: str) -> Item:
-    """Make a canary of a row: far away, or with another label."""
+    """Make a canary from a row: far from the others, or with a wrong label."""
     x, y = item
     if canary == "outlier":
         return like(x, SCALE * largest_of(items)), y
@@ -181,12 +182,12 @@ def held(item: Item, items: Sequence[Item], canary: str) -> Item:
 
 
 def opposite(item: Item) -> Item:
-    """Turn the signs of a row round."""
+    """Reverse the signs of a row's numbers."""
     return -item[0], item[1]
 
 
 def like(value: Any, number: float) -> Any:
-    """A number in the kind and shape of a value."""
+    """Return a number in the type and shape of a value."""
     if isinstance(value, torch.Tensor):
         return torch.full_like(value, number)
     if isinstance(value, np.ndarray):
@@ -195,12 +196,12 @@ def like(value: Any, number: float) -> Any:
 
 
 def rows_of(data: Any) -> tuple[list[Item], Rebuilt]:
-    """Rows of what an app loads, and how to put others in their place.
+    """Return the rows of an app's data, and a function that rebuilds the data from other rows.
 
     Raises
     ------
     FieldError
-        For a kind that is not known here.
+        If the form of the data is not known.
     """
     if isinstance(data, DataLoader):
         return _loader(data)
@@ -227,7 +228,7 @@ def _array(value: Any) -> bool:
 
 
 def _arrays(x: Any, y: Any) -> tuple[list[Item], Callable[[list[Item]], list[Any]]]:
-    """Rows of two arrays, and the arrays of other rows."""
+    """Return the rows of two arrays, and a function that makes arrays from other rows."""
     stack: Callable[[list[Any]], Any] = torch.stack if isinstance(x, torch.Tensor) else np.stack
 
     def rebuilt(rows: list[Item]) -> list[Any]:
@@ -239,7 +240,7 @@ def _arrays(x: Any, y: Any) -> tuple[list[Item], Callable[[list[Item]], list[Any
 
 
 def _loader(loader: DataLoader[Any]) -> tuple[list[Item], Rebuilt]:
-    """Items of a loader's data set, and a loader of the same kind."""
+    """Return the items of a loader's data set, and a function that makes the same kind of loader from other items."""
     size = len(loader.dataset)  # type: ignore[arg-type]
     kept = [loader.dataset[i] for i in range(size)]
     names = _names(kept)
@@ -262,7 +263,7 @@ def _loader(loader: DataLoader[Any]) -> tuple[list[Item], Rebuilt]:
 
 
 def _names(items: Sequence[Any]) -> tuple[str, str] | None:
-    """Keys of numbers and label, where items are mappings; None where they are pairs."""
+    """Return the keys of input and label if items are mappings; None if they are pairs."""
     if not items or not isinstance(items[0], Mapping):
         return None
     numbers = [key for key, value in items[0].items() if np.ndim(value) > 0]

@@ -1,8 +1,8 @@
-"""Play somebody's mechanism in worst-case worlds: look at all of them, choose on one half, judge on the other.
+"""Run somebody's mechanism in worst-case worlds: look at all of them, choose one, and judge it on fresh runs.
 
-A quarter of the runs looks at every world, a quarter at the most telling ones; the best world, attacker, direction and
-threshold are then fixed. The other half of the runs is of that world alone and is judged once: the whole command makes
-one statement, at one alpha.
+A quarter of the runs looks at every world. Another quarter looks again at the most telling ones. Then the best world,
+attack, direction and threshold are fixed. The other half of the runs is of that world alone and is judged once. So the
+whole command makes one statement, at one alpha.
 """
 
 import time
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 
 def silent(_text: str) -> None:
-    """Say nothing."""
+    """Drop a progress message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,15 @@ class Effort:
     Attributes
     ----------
     runs : int, optional
-        In all; by default as many as fit into `seconds`.
+        Number of runs in all. Default: as many as fit into `seconds`.
     seconds : float
-        For all of it.
+        Time limit of the whole test.
     timeout : float
-        For one run.
+        Seconds that one run may take.
     seed : int
-        From which every run's own is drawn.
+        Seed from which the seed of every run is drawn.
     alpha : float
-        Error of the one statement.
+        Probability that the lower bound is too large.
     """
 
     runs: int | None = None
@@ -72,7 +72,7 @@ class Effort:
 
 
 class Runner(Protocol):
-    """Maker of runs."""
+    """Protocol of objects that run a mechanism on the data of a named world."""
 
     @property
     def isolation(self) -> str:
@@ -82,20 +82,20 @@ class Runner(Protocol):
         """Keep a world's data for its runs."""
 
     def run(self, world: str, seed: int) -> RunOutcome:
-        """One run."""
+        """Run the mechanism once on a world's data."""
 
 
 class Player:
-    """Runs of both sides of worlds, each with a seed of its own.
+    """Run a mechanism on both sides of worlds, each time with a new seed.
 
     Parameters
     ----------
     runner : Runner
-        Where they run.
+        Makes the runs.
     worlds : sequence of TwoWorlds
-        That are played.
+        Pairs of neighbouring worlds.
     seed : int
-        From which the seeds are drawn; no two runs share one.
+        Seed from which the seeds of runs are drawn; no two runs have the same one.
     """
 
     def __init__(self, runner: Runner, worlds: Sequence[TwoWorlds], seed: int) -> None:
@@ -109,12 +109,12 @@ class Player:
                     runner.hold(f"{one.name}: {side}", data)
 
     def run(self, world: str, side: str, seed: int | None = None) -> RunOutcome:
-        """One run."""
+        """Run the mechanism once on one side of a world."""
         self.played += 1
         return self.runner.run(f"{world}: {side}", self._seed() if seed is None else seed)
 
     def both(self, world: str, count: int) -> tuple[list[RunOutcome], list[RunOutcome]]:
-        """So many runs of each side, in turn, so that what changes with time is the same for both."""
+        """Run each side `count` times, in turn, so that slow changes of the machine affect both sides equally."""
         inside, outside = [], []
         for _ in range(count):
             inside.append(self.run(world, "in"))
@@ -131,18 +131,18 @@ class Player:
 
 @dataclass(frozen=True)
 class Looked:
-    """Findings of a look at one world.
+    """Runs of one world, and the best attack on them.
 
     Attributes
     ----------
     world : str
-        Its name.
+        Name of the world.
     attack : FittedAttack
-        The best one.
+        Best attack on the world.
     inside, outside : list of RunOutcome
-        The runs so far.
+        Runs so far with the unit and without.
     shape : str
-        Of the answers that it compares.
+        Shape of the outputs that are compared.
     """
 
     world: str
@@ -163,30 +163,30 @@ def verify_mechanism(
     say: Say = silent,
     subject: str = "",
 ) -> Judged:
-    """Judge a claim of anybody's function by runs in fresh processes.
+    """Judge a privacy claim of any Python function by running it in fresh processes.
 
     Parameters
     ----------
     file, function : path, str
-        Where the mechanism is: ``function(data, seed)``.
+        File and name of the function ``(data, seed)``.
     claim : PrivacyClaim
-        What it promises.
+        The claim to test.
     worlds : sequence of TwoWorlds
-        In the claimed relation; the first has to be answered. The file may bring more by a function
-        ``worlds(relation, unit)``, which returns ``{name: (data in, data out)}``.
+        Pairs of neighbouring worlds in the claimed relation. The mechanism must answer in the first one. Its file may
+        define more by a function ``worlds(relation, unit)``, which returns ``{name: (data in, data out)}``.
     effort : Effort
-        Runs, time and error.
+        Limits on runs and time, and the error.
     steps : MechanismSteps, optional
-        What it does, for what can be proven.
+        Steps of the mechanism, from which epsilon is also computed.
     say : callable
-        Is told the budget first, and how it goes.
+        Receives progress messages, the budget first.
     subject : str
-        For the page.
+        Name of the mechanism in the report.
 
     Raises
     ------
     NoVerdict
-        If the mechanism raises, hangs, or returns another shape each time, in the first world already.
+        If the mechanism raises, hangs or changes its output shape from run to run already in the first world.
     """
     with FreshProcesses(Path(file), function, timeout=effort.timeout) as processes:
         own = own_worlds(processes, claim)
@@ -212,7 +212,7 @@ def play(
     effort: Effort,
     say: Say = silent,
 ) -> Judged:
-    """Look at all worlds, choose one, and judge once; the budget is said first."""
+    """Look at all worlds, choose one, and judge the claim on it once. The first message to `say` is the budget."""
     delta = 1e-5 if claim.delta is None else claim.delta
     started = time.monotonic()
     player = Player(runner, worlds, effort.seed)
@@ -248,13 +248,13 @@ def play(
 
 
 def own_worlds(processes: FreshProcesses, claim: PrivacyClaim) -> list[TwoWorlds]:
-    """Worlds that the mechanism's file brings itself, by its function ``worlds(relation, unit)``."""
+    """List the worlds that the mechanism's file defines by its function ``worlds(relation, unit)``."""
     names = processes.names_of_worlds(claim.relation, claim.unit)
     return [TwoWorlds(name, "of the mechanism's own file", None, None) for name in names]
 
 
 def probed(player: Player, world: str) -> float:
-    """Seconds of a run; a mechanism that does not answer where everything is plain gets no verdict."""
+    """Measure the seconds of one run; `NoVerdict` if the mechanism does not answer in a plain world."""
     outcomes: list[RunOutcome] = []
     started = 0.0
     for number in range(7):
@@ -275,7 +275,7 @@ def probed(player: Player, world: str) -> float:
 
 
 def said_of(one: RunOutcome) -> str:
-    """Say what became of a run that did not answer."""
+    """Say what happened to a run that did not answer."""
     verbs = {"raised": "raises", "hangs": "hangs", "died": "dies"}
     return f"{verbs.get(one.kind, one.kind)}: {one.why}"
 
@@ -283,7 +283,7 @@ def said_of(one: RunOutcome) -> str:
 def planned(
     runs: int, each: float, worlds: Sequence[TwoWorlds], claim: PrivacyClaim, effort: Effort
 ) -> str:
-    """The budget in one sentence, with the most that it can prove."""
+    """Say the budget in one sentence, with the largest bound that it can prove."""
     looks, again, count = stages(runs, len(worlds))
     total = 2 * (looks * len(worlds) + again * min(KEPT, len(worlds)) + count)
     bounds = at_threshold(
@@ -297,7 +297,7 @@ def planned(
 
 
 def stages(runs: int, worlds: int) -> tuple[int, int, int]:
-    """Runs of each side: of every world, again of the most telling ones, and for the judgement."""
+    """Divide the runs per side: for every world, for the most telling worlds, and for the judgement."""
     looks = max(LEAST, int(LOOKED * runs / worlds / 2))
     again = max(LEAST, int((1 - LOOKED - FINAL) * runs / min(KEPT, worlds) / 2))
     return looks, again, max(LEAST, int(FINAL * runs / 2))
@@ -311,7 +311,7 @@ def look_at_all(
     delta: float,
     say: Say,
 ) -> list[Looked]:
-    """A few runs of every world; where neither side answers, there is nothing to see."""
+    """Make a few runs of every world; worlds in which neither side answers are left out."""
     count = stages(runs, len(worlds))[0]
     found = []
     for one in worlds:
@@ -327,7 +327,7 @@ def look_at_all(
 def look_again(
     player: Player, looked: Sequence[Looked], runs: int, claim: PrivacyClaim, delta: float, say: Say
 ) -> Looked:
-    """Play more runs of the most telling worlds, and return the best result."""
+    """Make more runs of the most telling worlds, and return the one with the best attack."""
     again = looked[:KEPT]
     count = stages(runs, len(looked))[1]
     found = []
@@ -348,7 +348,7 @@ def looked_at(
     claim: PrivacyClaim,
     delta: float,
 ) -> Looked:
-    """The best attack on a world: fitted on one half of these runs, chosen on the other."""
+    """Find the best attack on a world: fitted on one half of its runs, chosen on the other."""
     shape = usual_shape([*inside, *outside])
     first, second = seen(inside, shape), seen(outside, shape)
     half = len(inside) // 2
@@ -367,7 +367,7 @@ def judged_once(
     delta: float,
     alpha: float,
 ) -> tuple[Measurement, tuple[Caught, ...]]:
-    """Fresh runs at the attack that others chose."""
+    """Judge the claim on fresh runs, with the attack that was chosen before."""
     first, second = seen(inside, best.shape), seen(outside, best.shape)
     scores = best.attack.scores(first), best.attack.scores(second)
     bounds = at_threshold(*scores, best.attack.threshold, delta=delta, alpha=alpha)
@@ -382,7 +382,7 @@ def judged_once(
 
 
 def without_seed(inside: Sequence[RunOutcome], outside: Sequence[RunOutcome]) -> bool:
-    """Whether each side returns the same numbers whatever the seed, and the sides differ."""
+    """Whether each side returns the same numbers for every seed, and the sides differ: there is no noise."""
     kinds = []
     for side in (inside, outside):
         outputs = {(one.label, one.numbers.tobytes()) for one in side}

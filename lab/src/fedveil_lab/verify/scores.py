@@ -1,4 +1,4 @@
-"""Tables of scores as other tools write them: a score and a word for its world, or one column a world."""
+"""Read scores from CSV tables of other tools: a score and its world in each line, or one column of scores per world."""
 
 import csv
 from collections.abc import Sequence
@@ -47,19 +47,19 @@ ACCEPTED = "needs the columns score,world (world: in or out, 1 or 0), or one col
 
 
 def read_scores(path: Path, rows: str = "runs") -> tuple[Floats, Floats]:
-    """Scores in and out of a CSV table.
+    """Read the scores with the target and without from a CSV table.
 
     Parameters
     ----------
     path : path
-        The table.
+        CSV file.
     rows : {"runs", "canaries", "records"}
-        What a score is of: a column that names it must name each run, or each canary, once.
+        What one score belongs to. If a column names the runs or canaries, each name must occur once.
 
     Raises
     ------
     FieldError
-        For what is no such table, with the line that cannot be read, and for a run or a canary that stands there twice.
+        If a line cannot be read, or a run or canary occurs twice.
     """
     require_choice("rows", rows, NAMED)
     if not path.is_file():
@@ -91,7 +91,7 @@ def read_scores(path: Path, rows: str = "runs") -> tuple[Floats, Floats]:
 def _below(
     path: Path, rows: Sequence[Sequence[str]], header: Sequence[str]
 ) -> tuple[Floats, Floats]:
-    """One score a line, and a word for its world."""
+    """Read tables with one score per line, and a word for its world."""
     score, world = _column(path, header, SCORES), _column(path, header, WORLDS)
     found: tuple[list[float], list[float]] = ([], [])
     for number, row in enumerate(rows, 2):
@@ -113,7 +113,7 @@ def _below(
 
 
 def _require_once(path: Path, rows: Sequence[Sequence[str]], column: int, name: str) -> None:
-    """Refuse a run or a canary that has two scores: they are no two independent ones."""
+    """Refuse a run or canary with two scores, as they are not independent."""
     lines: dict[str, int] = {}
     for number, row in enumerate(rows, 2):
         word = row[column].strip() if column < len(row) else ""
@@ -125,7 +125,7 @@ def _require_once(path: Path, rows: Sequence[Sequence[str]], column: int, name: 
 
 
 def _beside(path: Path, rows: Sequence[Sequence[str]], column: int) -> Floats:
-    """One column of scores, which may end before the other."""
+    """Read one column of scores; it may be shorter than the other."""
     found = []
     for number, row in enumerate(rows, 2):
         if column < len(row) and row[column].strip():
@@ -134,7 +134,7 @@ def _beside(path: Path, rows: Sequence[Sequence[str]], column: int) -> Floats:
 
 
 def _column(path: Path, header: Sequence[str], names: Sequence[str]) -> int:
-    """The one column with one of these names."""
+    """Return the index of the only column with one of these names."""
     own = [i for i, name in enumerate(header) if name in names]
     if len(own) != 1:
         shown = ", ".join(cleaned(name) for name in header)
@@ -143,7 +143,7 @@ def _column(path: Path, header: Sequence[str], names: Sequence[str]) -> int:
 
 
 def _number(path: Path, line: int, word: str) -> float:
-    """A score; `float` reads nan and inf, too."""
+    """Read a score; `float` also reads nan and inf."""
     try:
         return float(word)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The section `[verify]` of verify.toml or pyproject.toml: what nobody can guess about a subject."""
+"""Read the section `[verify]` of verify.toml or pyproject.toml, which describes a subject."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,16 +27,16 @@ FILES = ("verify.toml", "pyproject.toml")
 
 @dataclass(frozen=True)
 class VerifySection:
-    """Section `[verify]` of a file.
+    """Section `[verify]` of a configuration file.
 
     Attributes
     ----------
     values : dict
-        Its plain keys.
+        Keys of the section that are not tables.
     steps, app, flare : dict
-        Its tables `[verify.steps]`, `[verify.app]` and `[verify.flare]`.
+        Tables `[verify.steps]`, `[verify.app]` and `[verify.flare]`.
     source : str
-        The file; empty where there is none.
+        Path of the file; empty if there is none.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -46,17 +46,17 @@ class VerifySection:
     source: str = ""
 
     def get(self, name: str, given: Any, otherwise: Any = None) -> Any:
-        """Return what the command line gives, else the file, else a default."""
+        """Return the value from the command line, else from the file, else the default."""
         return given if given is not None else self.values.get(name, otherwise)
 
 
 def section_beside(folder: Path) -> VerifySection:
-    """The section of verify.toml in a folder, or `[tool.fedveil.verify]` of its pyproject.toml; empty without either.
+    """Read `[verify]` from a folder's verify.toml, or `[tool.fedveil.verify]` from its pyproject.toml; empty without both.
 
     Raises
     ------
     FieldError
-        For a file that cannot be read, or a key that is unknown.
+        If a file cannot be read, or a key is unknown.
     """
     for name in FILES:
         file = folder / name
@@ -75,7 +75,7 @@ def section_beside(folder: Path) -> VerifySection:
 
 
 def require_shown(claim: PrivacyClaim, table: str) -> None:
-    """Refuse relations that cannot be shown to an app which loads its own data."""
+    """Refuse a relation that cannot be tested on an app with its own data loading."""
     if claim.unit == "client" and claim.relation == "add/remove":
         accepted = (
             "of a client changes how an app deals data to all others: claim zero-out or replace-one"
@@ -87,7 +87,7 @@ def require_shown(claim: PrivacyClaim, table: str) -> None:
 
 
 def _section(values: Mapping[str, Any], source: str) -> VerifySection:
-    """A section whose keys are all known."""
+    """Make a section; unknown keys are refused."""
     for key in values:
         if key not in KEYS:
             raise FieldError(f"[verify] {key} of {source}", values[key], nearest(key, KEYS))
@@ -101,7 +101,7 @@ def _section(values: Mapping[str, Any], source: str) -> VerifySection:
 
 
 def _inside(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """A table within tables; empty where there is none."""
+    """Return a table within nested tables; empty if there is none."""
     found: Any = values
     for name in names:
         found = found.get(name, {}) if isinstance(found, Mapping) else {}

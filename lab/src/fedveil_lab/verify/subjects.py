@@ -1,4 +1,4 @@
-"""The doors as functions: scores of any tool."""
+"""Judge a privacy claim by scores of any membership-inference tool."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,30 +25,30 @@ def verify_scores(
     lower_is_in: bool = False,
     subject: str = "scores",
 ) -> Judged:
-    """Bound epsilon and mu by scores of any tool, and judge a claim by them.
+    """Compute lower bounds of epsilon and mu from attack scores, and judge a claim by them.
 
     Parameters
     ----------
     inside, outside : array
         [n] and [m] scores with the target and without; higher means in.
     rows : {"runs", "canaries", "records"}
-        What a score is of: a run of its own; a canary of one run, put in or left out by a fair coin; or a record of
-        one run that no coin drew, which bounds nothing.
+        What one score belongs to. runs: an independent run. canaries: a canary of one run, put in or left out by a fair
+        coin. records: a record of one run without a coin, which proves no bound.
     claim : str, optional
         ``"eps=1 delta=1e-5 zero-out client total central"``.
     delta : float, optional
-        At which epsilon is bounded: the claim's, or 1e-5.
+        Delta at which epsilon is bounded. Default: the claim's, else 1e-5.
     alpha : float
-        The chance that any bound is too large, over all methods together.
+        Probability that any bound is too large, over all methods together.
     lower_is_in : bool
         Whether lower scores mean in, as a loss does.
     subject : str
-        For the page.
+        Name of the subject in the report.
 
     Returns
     -------
     Judged
-        With a `table`, bounds by method, and whether the claim is refuted. Not refuted does not mean true.
+        Bounds by method, and whether the claim is refuted. A claim that is not refuted may still be false.
 
     Raises
     ------
@@ -82,13 +82,13 @@ def verify_scores(
 
 
 def repeated(inside: Floats, outside: Floats) -> bool:
-    """Whether many scores are equal to others, although they take many values."""
+    """Whether many scores are equal to others although the scores take many values."""
     different = sum(len(np.unique(one)) for one in (inside, outside))
     return SEVERAL <= different < MANY * (len(inside) + len(outside))
 
 
 def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
-    """The delta at which epsilon is bounded."""
+    """Return the delta at which epsilon is bounded."""
     claimed = None if claim is None else claim.delta
     if delta is None:
         return 1e-5 if claimed is None else claimed
@@ -98,6 +98,6 @@ def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
 
 
 def _signed(name: str, scores: ArrayLike, lower_is_in: bool) -> Floats:
-    """Scores of which higher ones mean in."""
+    """Turn scores so that higher ones mean in."""
     found = scores_of(name, scores)
     return np.where(np.isneginf(found), found, -found) if lower_is_in else found

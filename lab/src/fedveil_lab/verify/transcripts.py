@@ -1,8 +1,8 @@
-"""What left every site of a run with many canaries, and how an adversary scores each canary by it.
+"""Score each canary by what left every site in a run with many canaries.
 
-Two runs are made first whose coins are known: all canaries in, and all out. What a site's messages differ by is the
-direction in which its canary moves them. In the runs that are judged, scores are the log-likelihood ratios of least squares
-on these directions. A bad direction makes a bound small, and never too large: the coins of judged runs are fresh.
+Two runs with known coins are made first: all canaries in, and all out. The difference of a site's messages between them
+is the direction in which its canary moves them. In the judged runs, scores are log-likelihood ratios of least squares
+on these directions. A bad direction makes a bound small, and never too large, as the coins of judged runs are fresh.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ APART = 0.5  # share of a direction's length that no other taken direction expla
 
 @dataclass(frozen=True)
 class SiteTurn:
-    """One exchange with a site.
+    """One exchange with a site: what it was sent, and what it answered.
 
     Attributes
     ----------
     sent : dict of str to array
-        What it was sent: arrays and numbers by their paths.
+        Arrays and numbers sent to the site, by path.
     left : dict of str to array
-        What it answered until it was sent the next.
+        Arrays and numbers that left the site before the next message to it, by path.
     """
 
     sent: Mapping[str, Floats]
@@ -38,16 +38,16 @@ class SiteTurn:
 
 @dataclass(frozen=True)
 class Transcript:
-    """One run.
+    """Messages of one run, by site.
 
     Attributes
     ----------
     sites : dict of str to list of SiteTurn
-        In order.
+        Exchanges of each site, in order.
     final : dict of str to array
-        The model that the server keeps at the end.
+        Model that the server keeps at the end, by layer.
     said : str
-        What the run printed.
+        Text that the run printed.
     """
 
     sites: Mapping[str, Sequence[SiteTurn]]
@@ -56,12 +56,12 @@ class Transcript:
 
 
 def tail(name: str) -> str:
-    """The last part of a path: a layer's name."""
+    """Return the last part of a path: a layer's name."""
     return name.rpartition("/")[2]
 
 
 def arrays_by_tail(values: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Arrays by the last parts of their paths, the first of equals."""
+    """Arrays by the last part of their path; of equal names the first one is kept."""
     found: dict[str, Floats] = {}
     for name, value in values.items():
         if not name.endswith(TEXT) and value.size > 0:
@@ -70,7 +70,7 @@ def arrays_by_tail(values: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def answers_whole_models(turns: Sequence[SiteTurn]) -> bool:
-    """Whether a site answers models, and not differences: they lie nearer to what it was sent than to nought."""
+    """Whether a site answers whole models rather than differences: its answers lie nearer to what it was sent than to 0."""
     near, far = 0.0, 0.0
     for turn in turns:
         sent = arrays_by_tail(turn.sent)
@@ -82,7 +82,7 @@ def answers_whole_models(turns: Sequence[SiteTurn]) -> bool:
 
 
 def contributions(turn: SiteTurn, whole: bool) -> dict[str, Floats]:
-    """What a turn contributes, by path: differences to what was sent where a site answers whole models."""
+    """Return what a turn contributes, by path: answers, or their differences to what was sent if whole models are answered."""
     sent = arrays_by_tail(turn.sent) if whole else {}
     found = {}
     for name, value in turn.left.items():
@@ -95,7 +95,7 @@ def contributions(turn: SiteTurn, whole: bool) -> dict[str, Floats]:
 
 
 def flat_site(turns: Sequence[SiteTurn], whole: bool) -> dict[str, Floats]:
-    """All that left a site in a run, by turn and path, each [numbers]."""
+    """Collect all that left a site in a run, by turn and path, each as an array [numbers]."""
     found = {}
     for number, turn in enumerate(turns, 1):
         for name, value in contributions(turn, whole).items():
@@ -105,24 +105,24 @@ def flat_site(turns: Sequence[SiteTurn], whole: bool) -> dict[str, Floats]:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What two runs with known coins taught.
+    """Directions of canaries, fitted on two runs with known coins.
 
     Attributes
     ----------
     names : tuple of str
-        Of what every site sent in both of them, in the same shape.
+        Names of the numbers that every site sent in both runs with the same shape.
     sizes : tuple of int
-        How many numbers each name has.
+        Count of numbers of each name.
     middle, deviation : array
-        [d], of sites without canaries.
+        Mean and standard deviation over sites without canaries, [d].
     directions : array
-        [canaries, d], in units of the deviation.
+        Directions [canaries, d], in units of the deviation.
     whole : bool
         Whether sites answer whole models.
     bare : tuple of str
-        Names of what never varied without canaries, and did with each of them.
+        Names of numbers that never varied without canaries, but did with each canary.
     model : dict of str to array
-        What sites were sent first when they held no canary.
+        Model that sites were first sent in the run without canaries.
     """
 
     names: tuple[str, ...]
@@ -136,14 +136,14 @@ class Fitted:
 
 
 def fit_sites(all_in: Transcript, all_out: Transcript, one: bool) -> Fitted:
-    """Directions of canaries in what sites send, under local trust.
+    """Fit the directions of canaries in what sites send, under local trust.
 
     Parameters
     ----------
     all_in, all_out : Transcript
-        The first has at each site one canary of its own, the second none.
+        Run in which each site held its own canary, and run without canaries.
     one : bool
-        Whether it was the same canary everywhere, so that their mean is taken.
+        Whether all sites held the same canary, so that the mean of their directions is taken.
     """
     whole = answers_whole_models(next(iter(all_out.sites.values())))
     first = [flat_site(turns, whole) for turns in all_in.sites.values()]
@@ -172,10 +172,10 @@ def fit_sites(all_in: Transcript, all_out: Transcript, one: bool) -> Fitted:
 
 
 def scores_of_sites(run: Transcript, sites: Sequence[str], fitted: Fitted) -> Floats:
-    """Scores of the canaries [sites, canaries] that each site may hold, by all that left it.
+    """Score the canaries that each site may hold by all that left the site; [sites, canaries].
 
-    While the model is that of the other runs, nothing else moves a site. Where it is another one, drifted, begun anew
-    or not seen, what all sites have in common is taken off.
+    If the model equals that of the fitted runs, only canaries move a site's answer. If it differs or was not seen, the
+    common part of all sites is subtracted.
     """
     rows = np.stack([stacked_as(flat_site(run.sites[one], fitted.whole), fitted) for one in sites])
     rest = (rows - fitted.middle) / fitted.deviation
@@ -193,12 +193,12 @@ def scores_of_sites(run: Transcript, sites: Sequence[str], fitted: Fitted) -> Fl
 
 
 def first_model(run: Transcript) -> dict[str, Floats]:
-    """What the sites were sent first."""
+    """Return the model that the sites were sent first."""
     return arrays_by_tail(next(iter(run.sites.values()))[0].sent)
 
 
 def same_arrays(one: Mapping[str, Floats], other: Mapping[str, Floats]) -> bool:
-    """Whether arrays of more than one number are equal; others may be times and counts."""
+    """Whether all arrays with more than one number are equal; single numbers may be times and counts."""
     names = {name for name in one if one[name].size > 1} | {n for n in other if other[n].size > 1}
     return all(
         name in one and name in other and np.array_equal(one[name], other[name]) for name in names
@@ -206,7 +206,7 @@ def same_arrays(one: Mapping[str, Floats], other: Mapping[str, Floats]) -> bool:
 
 
 def stacked_as(own: Mapping[str, Floats], fitted: Fitted) -> Floats:
-    """One site's numbers in the fitted order; what is missing is as without canaries."""
+    """Arrange one site's numbers in the fitted order; missing ones are as without canaries."""
     parts, at = [], 0
     for name, size in zip(fitted.names, fitted.sizes, strict=True):
         found = own.get(name)
@@ -217,7 +217,7 @@ def stacked_as(own: Mapping[str, Floats], fitted: Fitted) -> Floats:
 
 
 def common(*sites: Mapping[str, Floats]) -> list[str]:
-    """Names that all have, with as many finite numbers."""
+    """List the names that all sites have, with equally many finite numbers."""
     found = []
     for name, value in sites[0].items():
         sizes = {len(one[name]) if name in one else -1 for one in sites}
@@ -227,13 +227,13 @@ def common(*sites: Mapping[str, Floats]) -> list[str]:
 
 
 def stacked(sites: Sequence[Mapping[str, Floats]], names: Sequence[str]) -> Floats:
-    """[sites, d], names one after another."""
+    """Stack the named numbers of all sites, [sites, d]."""
     rows = [np.concatenate([one[name] for name in names] or [np.zeros(0)]) for one in sites]
     return np.stack(rows)
 
 
 def published(run: Transcript) -> list[dict[str, Floats]]:
-    """How the model moves from one turn to the next, by layer; sites are sent the same."""
+    """Compute how the model changes from turn to turn, by layer; all sites are sent the same model."""
     turns = next(iter(run.sites.values()))
     models = [arrays_by_tail(turn.sent) for turn in turns]
     models.append(arrays_by_tail(run.final))
@@ -247,18 +247,18 @@ def published(run: Transcript) -> list[dict[str, Floats]]:
 
 @dataclass(frozen=True)
 class FittedServer:
-    """Directions of the sites' canaries in what is published, turn by turn.
+    """Directions of the sites' canaries in the published model, turn by turn.
 
     Attributes
     ----------
     names : list of tuple of str
-        Layers that each turn moves.
+        Layers that change in each turn.
     middles : list of array
-        Each turn's move without canaries.
+        Change of the model in each turn without canaries, [d].
     directions : list of array
-        [sites, d] each.
+        Directions of each turn, [sites, d].
     scales : list of float
-        How much of a direction the move holds if the canary is in.
+        Share of a direction by which the model changes if the canary is in, per turn.
     """
 
     names: list[tuple[str, ...]]
@@ -268,7 +268,7 @@ class FittedServer:
 
 
 def fit_server(all_in: Transcript, all_out: Transcript) -> FittedServer:
-    """Directions of canaries in what is published, under central trust."""
+    """Fit the directions of canaries in the published model, under central trust."""
     whole = answers_whole_models(next(iter(all_out.sites.values())))
     moves_in, moves_out = published(all_in), published(all_out)
     found = FittedServer([], [], [], [])
@@ -298,7 +298,7 @@ def fit_server(all_in: Transcript, all_out: Transcript) -> FittedServer:
 
 
 def scores_of_server(run: Transcript, fitted: FittedServer, holders: Sequence[int]) -> Floats:
-    """Scores of the canaries of the sites that hold one [holders] by what the server published."""
+    """Score the canaries [holders] by the published model; each holder is a site with a canary."""
     found = np.zeros(len(holders))
     for number, move in enumerate(published(run)):
         if number >= len(fitted.names) or any(name not in move for name in fitted.names[number]):
@@ -310,7 +310,7 @@ def scores_of_server(run: Transcript, fitted: FittedServer, holders: Sequence[in
 
 
 def unread_of_server(all_in: Transcript, all_out: Transcript, fitted: FittedServer) -> list[str]:
-    """Names of the numbers that were published beside the compared layers, and moved with the canaries or by chance.
+    """List published numbers that are not compared layers and that changed between the two runs.
 
     Returns
     -------
@@ -330,7 +330,7 @@ def unread_of_server(all_in: Transcript, all_out: Transcript, fitted: FittedServ
 
 
 def published_numbers(run: Transcript) -> list[dict[str, Floats]]:
-    """All numbers that a site was sent in each turn, and that the server keeps at the end."""
+    """Collect all numbers that a site was sent in each turn, and those that the server keeps at the end."""
     turns = [turn.sent for turn in next(iter(run.sites.values()))]
     found = []
     for values in (*turns, run.final):
@@ -339,7 +339,7 @@ def published_numbers(run: Transcript) -> list[dict[str, Floats]]:
 
 
 def common_layers(kinds: Sequence[Mapping[str, Floats]]) -> list[str]:
-    """Layers that all have, in the same shape."""
+    """List the layers that all have, in the same shape."""
     names = []
     for name, value in kinds[0].items():
         if value.ndim > 0 and all(name in one and one[name].shape == value.shape for one in kinds):
@@ -348,24 +348,24 @@ def common_layers(kinds: Sequence[Mapping[str, Floats]]) -> list[str]:
 
 
 def flat_layers(values: Mapping[str, Floats], names: Sequence[str]) -> Floats:
-    """Layers one after another [d]."""
+    """Concatenate layers to one array [d]."""
     parts = [np.asarray(values[name], dtype=np.float64).reshape(-1) for name in names]
     return np.concatenate(parts or [np.zeros(0)])
 
 
 def ratios(directions: Floats, rest: Floats, scale: float, middle: float) -> Floats:
-    """Log-likelihood ratio of each direction's presence [canaries], all others being fitted too.
+    """Log-likelihood ratio for the presence of each canary's direction, fitted jointly by least squares; [canaries].
 
     Parameters
     ----------
     directions : array
-        [canaries, d].
+        Directions [canaries, d].
     rest : array
-        [d], what is to be explained.
+        Numbers to be explained, [d].
     scale : float
-        How much of a direction a canary that is in adds.
+        Share of its direction that a canary adds if it is in.
     middle : float
-        Which share of it lies between in and out: half, or none if what sites have in common was taken off.
+        Share of `scale` at the middle between in and out: 0.5, or 0 if the common part of sites was subtracted.
     """
     gram = directions @ directions.T
     if float(np.trace(gram)) <= 0.0:
@@ -379,12 +379,12 @@ def ratios(directions: Floats, rest: Floats, scale: float, middle: float) -> Flo
 
 
 def told_apart(directions: Floats) -> list[int]:
-    """Canaries whose directions differ enough from those of the others that are taken, in order.
+    """Select canaries, in order, whose directions differ enough from the directions selected before.
 
     Parameters
     ----------
     directions : array
-        [canaries, d]; in fewer dimensions than canaries some direction is a sum of others.
+        Directions [canaries, d]. With d < canaries some direction is a combination of others.
     """
     _, triangle, order = scipy.linalg.qr(directions.T, mode="economic", pivoting=True)
     lengths = np.linalg.norm(directions, axis=1)

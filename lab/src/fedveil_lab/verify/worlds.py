@@ -1,8 +1,8 @@
-"""Pairs of worlds in a claimed relation: a library of traps, each the worst case of a mistake that was made somewhere.
+"""Pairs of neighbouring data sets: each is the worst case of a known mistake in private mechanisms.
 
-A world is a list of data sets, one a client, each an array [examples, columns]. Under zero-out a client that counts as
-nothing holds an empty data set, and a record that does is a row of zeros. Under add/remove it is absent. Under
-replace-one it holds something else.
+A world is a list of data sets, one per client, each an array [examples, columns]. Under zero-out a missing client holds
+an empty data set, and a missing record is a row of zeros. Under add/remove the unit is absent. Under replace-one it has
+other contents.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ Data = list[Rows]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a world's data.
+    """Sizes of the data of a world.
 
     Attributes
     ----------
     clients, examples, columns : int
-        Clients, rows of each, numbers of a row.
+        Number of clients, of rows per client, and of columns per row.
     """
 
     clients: int = 3
@@ -41,16 +41,16 @@ class Sizes:
 
 @dataclass(frozen=True)
 class TwoWorlds:
-    """Neighbouring inputs.
+    """Pair of neighbouring inputs of a mechanism.
 
     Attributes
     ----------
     name : str
-        The trap.
+        Name of the trap.
     why : str
-        What it is for, and how the worlds differ.
+        Which mistake the pair detects, and how the worlds differ.
     inside, outside : object
-        What the mechanism is given beside the seed; None where its own file makes it.
+        Data for the mechanism in both worlds; None if the mechanism's file makes them.
     """
 
     name: str
@@ -61,20 +61,20 @@ class TwoWorlds:
 
 @dataclass(frozen=True)
 class Differing:
-    """Difference between the worlds of one trap.
+    """Data of one trap: the unit that differs, and everything else.
 
     Attributes
     ----------
     own : array
-        [rows, columns], the unit's contents; one row for a record.
+        Contents of the unit, [rows, columns]; one row for a record.
     instead : array
-        Its contents in the other world, under replace-one.
+        Contents of the unit in the other world under replace-one, [rows, columns].
     others : list of array
-        All other data sets.
+        Data sets of the other clients.
     beside : array
-        Rows that share a record's data set.
+        Rows of the data set that holds the unit, if the unit is a record.
     first : bool
-        Whether it stands before the others.
+        Whether the unit's data set comes before the others.
     """
 
     own: Rows
@@ -88,53 +88,53 @@ Trap = Callable[[Sizes], Differing]
 
 
 def unit_vector(columns: int, at: int = 0) -> Rows:
-    """A row [columns] of zeros with a one."""
+    """Make a row [columns] of zeros with a single one at index `at`."""
     row = np.zeros(columns)
     row[at] = 1.0
     return row
 
 
 def zeros(sizes: Sizes) -> Data:
-    """Data sets of all others, of nothing but zeros."""
+    """Make the data sets of the other clients from zeros."""
     return [np.zeros((sizes.examples, sizes.columns)) for _ in range(sizes.clients - 1)]
 
 
 def repeated(row: Rows, count: int) -> Rows:
-    """Repeat a row [columns] so many times."""
+    """Repeat a row [columns] `count` times."""
     return np.tile(row, (count, 1))
 
 
 def ordinary(sizes: Sizes) -> Data:
-    """Data sets of all others, of small numbers that differ."""
+    """Make the data sets of the other clients from small numbers that differ."""
     rng = np.random.default_rng(0)
     return [rng.normal(0, 0.1, (sizes.examples, sizes.columns)) for _ in range(sizes.clients - 1)]
 
 
 def about(sizes: Sizes, row: Rows, others: Data, *, count: int = 0, **rest: Any) -> Differing:
-    """A unit of equal rows, against rows that point the other way."""
+    """Make a unit of equal rows against other clients' data."""
     times = count or sizes.examples
     beside = rest.pop("beside", np.zeros((sizes.examples, sizes.columns)))
     return Differing(repeated(row, times), repeated(-row, times), others, beside, **rest)
 
 
 def plain(sizes: Sizes) -> Differing:
-    """Everybody else holds zeros."""
+    """All others hold zeros."""
     return about(sizes, unit_vector(sizes.columns), zeros(sizes))
 
 
 def far_outlier(sizes: Sizes) -> Differing:
-    """A unit a million times as large as the others."""
+    """The unit is a million times as large as the others."""
     others = ordinary(sizes)
     return about(sizes, 1e6 * unit_vector(sizes.columns), others, beside=others[0].copy())
 
 
 def all_coordinates(sizes: Sizes) -> Differing:
-    """A unit that is large in every coordinate: clipping each by itself lets it grow with their number."""
+    """The unit is large in every coordinate: if coordinates are clipped one by one, its effect grows with their number."""
     return about(sizes, np.full(sizes.columns, 100.0), zeros(sizes))
 
 
 def duplicates(sizes: Sizes) -> Differing:
-    """Return a unit of many equal rows: if single rows are clipped, its contribution grows with their number."""
+    """The unit is many equal rows: if single rows are clipped, its effect grows with their number."""
     beside = repeated(unit_vector(sizes.columns), sizes.examples)
     return about(
         sizes, unit_vector(sizes.columns), zeros(sizes), count=32 * sizes.examples, beside=beside
@@ -142,44 +142,44 @@ def duplicates(sizes: Sizes) -> Differing:
 
 
 def extreme_counts(sizes: Sizes) -> Differing:
-    """Return a unit with a thousand rows beside units with one: under weights by counts it has nearly all the weight."""
+    """The unit has a thousand rows, the others one each: weighting by counts gives it nearly all the weight."""
     others = [np.zeros((1, sizes.columns)) for _ in range(sizes.clients - 1)]
     beside = np.zeros((1, sizes.columns))
     return about(sizes, 10 * unit_vector(sizes.columns), others, count=1000, beside=beside)
 
 
 def empty_others(sizes: Sizes) -> Differing:
-    """Nobody else has data: a count of rows is nought in one world."""
+    """No other client has data: a count of rows is 0 in one world."""
     nothing = np.zeros((0, sizes.columns))
     return about(sizes, unit_vector(sizes.columns), [nothing] * (sizes.clients - 1), beside=nothing)
 
 
 def one_example(sizes: Sizes) -> Differing:
-    """Everybody has one row; a standard deviation of it is nought."""
+    """Every client has one row: the standard deviation of its rows is 0."""
     others = [repeated(0.5 * unit_vector(sizes.columns), 1) for _ in range(sizes.clients - 1)]
     return about(sizes, unit_vector(sizes.columns), others, count=1, beside=others[0])
 
 
 def not_a_number(sizes: Sizes) -> Differing:
-    """A row of NaN among ordinary ones."""
+    """The unit is a row of NaN among ordinary rows."""
     unit = about(sizes, np.full(sizes.columns, np.nan), ordinary(sizes), beside=ordinary(sizes)[0])
     return replace(unit, instead=repeated(unit_vector(sizes.columns), sizes.examples))
 
 
 def infinite(sizes: Sizes) -> Differing:
-    """Numbers whose squares overflow."""
+    """The unit's numbers are so large that their squares overflow."""
     return about(sizes, np.full(sizes.columns, 1e200), ordinary(sizes), beside=ordinary(sizes)[0])
 
 
 def opposite(sizes: Sizes) -> Differing:
-    """All others point the other way: medians and trimmed means turn on one unit."""
+    """All others point the other way: a median or trimmed mean depends on the one unit."""
     row = unit_vector(sizes.columns)
     others = [repeated(row if i % 2 else -row, sizes.examples) for i in range(sizes.clients - 1)]
     return about(sizes, row, others, beside=others[0])
 
 
 def private_spread(sizes: Sizes) -> Differing:
-    """All others agree, so a mean or spread of the data follows the one that differs."""
+    """All others are equal: a mean or spread of the data follows the one unit that differs."""
     row = unit_vector(sizes.columns) + 1e-3 * unit_vector(sizes.columns, -1)
     others = [repeated((1 + 1e-3 * i) * row, sizes.examples) for i in range(sizes.clients - 1)]
     spread = np.linspace(0.999, 1.001, sizes.examples)[:, None]
@@ -187,7 +187,7 @@ def private_spread(sizes: Sizes) -> Differing:
 
 
 def order(sizes: Sizes) -> Differing:
-    """The unit stands first, and all others differ by their places."""
+    """The unit comes first, and all others differ by their position."""
     others = [
         repeated((i + 1.0) * unit_vector(sizes.columns, -1), sizes.examples)
         for i in range(sizes.clients - 1)
@@ -197,7 +197,7 @@ def order(sizes: Sizes) -> Differing:
 
 
 def batch_size(sizes: Sizes) -> Differing:
-    """One row more than a power of two: the last lot holds the unit alone."""
+    """There is one row more than a power of two: the last batch holds the unit alone."""
     others = [np.zeros((8, sizes.columns)) for _ in range(sizes.clients - 1)]
     return about(
         sizes, unit_vector(sizes.columns), others, count=1, beside=np.zeros((32, sizes.columns))
@@ -205,7 +205,7 @@ def batch_size(sizes: Sizes) -> Differing:
 
 
 def tiny(sizes: Sizes) -> Differing:
-    """A unit that is all but nothing: dividing by a length stretches it."""
+    """The unit is almost zero: dividing by its norm enlarges it."""
     return about(sizes, 1e-9 * unit_vector(sizes.columns), zeros(sizes))
 
 
@@ -229,16 +229,16 @@ FIRST = "plain"  # where a mechanism has to answer
 
 
 def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> list[TwoWorlds]:
-    """Every trap in the claimed relation.
+    """List every trap as a pair of worlds in the claimed relation.
 
     Parameters
     ----------
     claim : PrivacyClaim
-        For its relation and unit.
+        The claim, which gives relation and unit.
     sizes : Sizes
-        Of the data.
+        Sizes of the data.
     without : sequence of str
-        Traps that are left out, as the claim is not meant for such data.
+        Names of traps to leave out because the claim does not cover such data.
     """
     for name in without:
         if name not in LIBRARY or name == FIRST:
@@ -253,7 +253,7 @@ def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> l
 
 
 def placed(name: str, trap: Trap, claim: PrivacyClaim, sizes: Sizes) -> TwoWorlds:
-    """One trap's two worlds."""
+    """Make the pair of worlds of one trap."""
     unit = trap(sizes)
     inside, outside = PLACES[claim.unit](unit, claim.relation)
     words = {
@@ -271,7 +271,7 @@ def placed(name: str, trap: Trap, claim: PrivacyClaim, sizes: Sizes) -> TwoWorld
 
 
 def place_client(unit: Differing, relation: str) -> tuple[Data, Data]:
-    """Both worlds where a client's whole data set is the unit."""
+    """Make both worlds if the unit is a client's whole data set."""
     nothing = np.zeros((0, unit.own.shape[1]))
     gone: dict[str, Data] = {"zero-out": [nothing], "add/remove": [], "replace-one": [unit.instead]}
     return _joined([unit.own], unit.others, unit.first), _joined(
@@ -280,7 +280,7 @@ def place_client(unit: Differing, relation: str) -> tuple[Data, Data]:
 
 
 def place_record(unit: Differing, relation: str) -> tuple[Data, Data]:
-    """Both worlds where one row of the last (or first) data set is the unit."""
+    """Make both worlds if the unit is one row of the last (or first) data set."""
     row = unit.own[:1]
     gone = {"zero-out": np.zeros_like(row), "add/remove": row[:0], "replace-one": unit.instead[:1]}
     both = []
@@ -291,7 +291,7 @@ def place_record(unit: Differing, relation: str) -> tuple[Data, Data]:
 
 
 def place_person(unit: Differing, relation: str) -> tuple[Data, Data]:
-    """Both worlds where all rows of one person, among others of the last (or first) data set, are the unit."""
+    """Make both worlds if the unit is all rows of one person within the last (or first) data set."""
     gone = {
         "zero-out": np.zeros_like(unit.own),
         "add/remove": unit.own[:0],

@@ -1,8 +1,8 @@
-"""A process that has imported libraries and nothing else: every run of a mechanism is a copy of it.
+"""A process that has only imported libraries, and is copied for every run of a mechanism.
 
-Run as a file, without FedVeil: ``python zygote.py``. It reads requests on standard input and writes answers on standard
-output, each a length and a pickle. A copy imports the mechanism's own file anew, draws new entropy for the libraries'
-own generators, makes one run, and ends. So nothing that a run leaves behind reaches another run.
+Run as a file, without FedVeil: ``python zygote.py``. It reads requests from standard input and writes answers to
+standard output, each as a length and a pickle. A copy imports the mechanism's file anew, reseeds the libraries' random
+generators, makes one run, and ends. So no state of a run reaches another run.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ ENDED_BY_ITSELF = "ended without an answer"
 
 
 def receive(stream: BinaryIO) -> Any:
-    """The next message, or None at the end."""
+    """Read the next message, or return None at the end of the stream."""
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size:
         return None
@@ -43,7 +43,7 @@ def send(stream: BinaryIO, message: object) -> None:
 
 
 def ask(process: Any, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Send a request to a process of this file, and return its answer; None where the process has ended."""
+    """Send a request to a process of this file, and return its answer; None if the process has ended."""
     try:
         send(process.stdin, request)
         answer: dict[str, Any] | None = receive(process.stdout)
@@ -53,7 +53,7 @@ def ask(process: Any, request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def flat(value: Any) -> tuple[str, Any]:
-    """Shape in words and all numbers [d] of what a mechanism returns: numbers, arrays, tensors, and nests of them."""
+    """Return the shape in words, and all numbers [d], of a mechanism's output: numbers, arrays, tensors or nested ones."""
     import numpy as np
 
     shapes: list[str] = []
@@ -84,12 +84,12 @@ def flat(value: Any) -> tuple[str, Any]:
 
 
 def _numeric(values: Any) -> bool:
-    """Whether a list is one array: all of it plain numbers."""
+    """Whether a list contains only plain numbers, so that it is one array."""
     return bool(values) and all(isinstance(one, int | float) for one in values)
 
 
 def module_of(path: str, code: Any) -> ModuleType:
-    """The mechanism's file, imported anew."""
+    """Import the mechanism's file anew."""
     module = ModuleType("mechanism_under_test")
     module.__file__ = path
     sys.modules[module.__name__] = module
@@ -98,7 +98,7 @@ def module_of(path: str, code: Any) -> ModuleType:
 
 
 def fresh_entropy() -> None:
-    """Give the libraries' own generators what a process of their own would have drawn."""
+    """Reseed the libraries' random generators, as a new process would."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()
@@ -110,7 +110,7 @@ def fresh_entropy() -> None:
 
 
 def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int) -> None:
-    """One run; its answer goes through a pipe of its own, what it prints into a file in memory."""
+    """Make one run; the answer goes through its own pipe, printed text into a file in memory."""
     os.setpgid(0, 0)
     os.dup2(said, 1)
     os.dup2(said, 2)
@@ -141,7 +141,7 @@ def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int
 
 
 def asked_of(module: ModuleType, request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """The names of the file's own worlds, or what its function returns in a world."""
+    """Return the names of the file's own worlds, or the output of its function in a world, as requested."""
     if request["ask"] == "names":
         own = module.worlds(*request["own"]) if hasattr(module, "worlds") else {}
         return {"kind": "ok", "names": [str(name) for name in own]}
@@ -156,20 +156,20 @@ def asked_of(module: ModuleType, request: dict[str, Any], state: dict[str, Any])
 
 
 def installed(names: set[str]) -> list[str]:
-    """Modules among these that were installed, or are Python's own: not the mechanism's."""
+    """Keep the names of modules that were installed or belong to Python; the mechanism's own are left out."""
     roots = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
     files = {name: getattr(sys.modules.get(name), "__file__", None) or "" for name in names}
     return sorted(name for name, file in files.items() if file.startswith(roots))
 
 
 def run(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Fork, wait no longer than asked, and say what came of it."""
+    """Make one run in a copy of this process, end it after the time limit, and return its outcome."""
     with tempfile.TemporaryFile() as said:
         return _run(request, state, said.fileno())
 
 
 def _run(request: dict[str, Any], state: dict[str, Any], said: int) -> dict[str, Any]:
-    """The same, with a file for what the run prints."""
+    """Make one run as `run` does, with an open file for what the run prints."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -198,7 +198,7 @@ def _run(request: dict[str, Any], state: dict[str, Any], said: int) -> dict[str,
 
 
 def _read_until(handle: int, deadline: float) -> tuple[bytes, bool]:
-    """Everything up to the end of the pipe, and whether it came too late."""
+    """Read a pipe to its end; return the bytes, and whether the deadline passed before."""
     parts: list[bytes] = []
     while True:
         left = deadline - time.monotonic()
@@ -211,7 +211,7 @@ def _read_until(handle: int, deadline: float) -> tuple[bytes, bool]:
 
 
 def serve() -> None:
-    """Answer requests until there are none."""
+    """Answer requests until there are no more."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for handle in (0, 1):
@@ -232,7 +232,7 @@ def serve() -> None:
 
 
 def _answer(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """What one request asks for."""
+    """Do what one request asks for, and return the answer."""
     if request["ask"] == "open":
         path = request["path"]
         sys.path[0] = os.path.dirname(path)
@@ -250,7 +250,7 @@ def _answer(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _imported(names: list[str]) -> dict[str, Any]:
-    """Import libraries, so that copies need not."""
+    """Import libraries, so that copies have them already."""
     for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
