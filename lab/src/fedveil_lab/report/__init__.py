@@ -1,1 +1,1 @@
-"""Tables, figures and progress for people."""
+"""Tables, figures, pages and progress displays of runs and audits."""

@@ -1,4 +1,4 @@
-"""A run's model of tampered pixels, applied to a user's pages: drawings and boxes."""
+"""Apply a run's model for tampered pixels to a user's pages; draw its findings and write their boxes."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _AT_ONCE = 32  # tiles
 
 @dataclass(frozen=True)
 class MarkedPage:
-    """Findings on a page: the probability [H, W] of each pixel, and boxes (left, top, right, bottom, mean)."""
+    """Findings on one page: the probability [H, W] of each pixel, and boxes (left, top, right, bottom, mean probability)."""
 
     name: str
     page: Grey
@@ -38,12 +38,12 @@ class MarkedPage:
 
 
 def model_of(run: Path) -> tuple[nn.Module, int]:
-    """Read the last model of a run on documents, and the size of its tiles.
+    """Read the last model of a run on documents; return it with the edge of its tiles, in pixels.
 
     Raises
     ------
     FieldError
-        If the run has no single model of a class a pixel.
+        If the run has not exactly one model that classifies pixels.
     """
     if (run / "comparison.json").is_file():
         inside = ", ".join(sorted(str(path.parent) for path in run.glob(f"*/{MODEL}"))[:3])
@@ -96,21 +96,21 @@ def probability(module: nn.Module, page: Grey, tile: int) -> NDArray[np.float32]
 
 
 def findings(run: Path, pages: Path, threshold: float = 0.5) -> Iterator[MarkedPage]:
-    """Yield the findings of a run's model on a page, or on each page of a folder.
+    """Yield the findings of a run's model on one page, or on each page of a folder.
 
     Parameters
     ----------
     run : Path
         The folder of a run on documents.
     pages : Path
-        An image, or a folder of images: dark text on light paper, as large as those that the model was trained on.
+        An image, or a folder of images: dark text on light paper, at the scale of the training images.
     threshold : float
-        The probability from which a pixel counts as tampered with, above 0 and below 1.
+        Least probability at which a pixel counts as tampered with, between 0 and 1.
 
     Raises
     ------
     FieldError
-        If the run has no model for it, or a page cannot be read.
+        If the run has no such model, or a page cannot be read.
     """
     if not 0 < threshold < 1:
         raise FieldError("--threshold", threshold, "must be above 0 and below 1")

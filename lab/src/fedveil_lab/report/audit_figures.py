@@ -1,4 +1,4 @@
-"""The figures of an audit: the result of each attack in each setting; scores and evidence against one defence."""
+"""Figures of an audit: results of each attack in each setting, and its scores and evidence against one defence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ Looks = dict[str, dict[str, Any]]  # how each setting is drawn, in every panel
 
 
 def audit_figure(audit: Audit) -> Figure | None:
-    """Draw areas under the ROC curve with their intervals, and the strongest attacks' curves; None if none was judged."""
+    """Draw areas under the ROC curve with intervals, and the ROC curves of the strongest attacks; None without verdicts."""
     rows = by_attack(audit)
     if not rows:
         return None
@@ -80,7 +80,7 @@ def audit_figure(audit: Audit) -> Figure | None:
 
 
 def evidence_figure(audit: Audit) -> Figure | None:
-    """Draw verdicts of both worlds and evidence over the rounds, against the last defence; None where none was judged."""
+    """Draw scores in both worlds, and the evidence over rounds, against the last defence; None without verdicts."""
     defended = audit.settings[-1]
     judged = {name: by for name, by in by_attack(audit).items() if defended in by}
     shown = strongest(judged, defended, PAIRS)
@@ -99,10 +99,10 @@ def evidence_figure(audit: Audit) -> Figure | None:
 
 @own_style()
 def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
-    """Draw a panel for each setting, with a line for each attack, of the first run.
+    """Draw the ROC curves of the first run: one panel per setting, one line per attack.
 
-    Lines begin where ten false positives are expected: further left fewer non-members decide. Logarithmic axes show low
-    rates. With fewer than a hundred non-members there are no low rates, and axes are linear.
+    Lines begin at the rate where ten false positives are expected, since further left too few non-members decide. Axes
+    are logarithmic, to show low rates, and linear with fewer than a hundred non-members.
     """
     figure, panels = new_figure(4.4 * len(rates), 4.6, [list(rates)])
     places: dict[str, int] = {}
@@ -149,7 +149,7 @@ def _about(audit: Audit) -> str:
 
 
 def strongest(rows: Rows, label: str, most: int) -> Rows:
-    """Choose the strongest attacks against a setting, in their own order; those on unpublished metrics last."""
+    """Choose the strongest attacks against a setting, in their own order; attacks on unpublished metrics come last."""
 
     def rank(name: str) -> tuple[bool, float]:
         verdict = rows[name].get(label)
@@ -162,7 +162,7 @@ def strongest(rows: Rows, label: str, most: int) -> Rows:
 
 
 def _looks(audit: Audit, rows: Rows) -> Looks:
-    """Choose the looks of the settings in which an attack was judged."""
+    """Choose line styles for the settings in which an attack was judged."""
     first, *defended = audit.settings
     looks: Looks = {
         first: {
@@ -186,7 +186,7 @@ def _looks(audit: Audit, rows: Rows) -> Looks:
 
 
 def _forest(axes: Axes, rows: Rows, looks: Looks) -> None:
-    """Draw a line for each attack, with a mark for each setting."""
+    """Draw one line per attack, with a mark for each setting."""
     plain(axes)
     count = len(looks) + 0.5
     for j, (label, look) in enumerate(looks.items()):
@@ -292,18 +292,18 @@ def _weighs(row: str) -> bool:
 
 
 def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Points]]:
-    """Make curves that do not hide each other: where several coincide, each has gaps (NaN) that show another.
+    """Cut coinciding curves into alternating dashes, so that none hides another.
 
     Parameters
     ----------
     curves : sequence of two arrays
-        False and true positive rates. Neither rate ever falls, so that curves through one point have equal length up to
-        it.
+        False and true positive rates. Neither rate may fall along a curve. Then curves through a point have equal
+        length up to it.
 
     Returns
     -------
     list of two arrays
-        The same curves in many small steps.
+        The curves in many small steps, with NaN in the gaps.
     """
     far = np.linspace(0, 2, 1601)
     steps = []

@@ -31,14 +31,14 @@ def in_words(value: Estimate | None) -> str:
 
 
 def proven(bound: dict[str, float] | None) -> str:
-    """Write the epsilon that runs prove, and the most that they can prove."""
+    """Write the epsilon that the runs prove, and the largest one that they could prove."""
     if bound is None:
         return NOTHING
     return f"{rounded_down(bound['lower'])} of {bound['ceiling']:.2f}"
 
 
 def answered(label: str, own: Sequence[Participation], best: Participation | None) -> str:
-    """Say in a sentence what the strongest attack that counts found on a setting."""
+    """Say in a sentence what the strongest valid attack found on a setting."""
     if best is None:
         return f"{label}: open, none of {len(own)} attacks works here even without a defence."
     answer = "not shown"
@@ -48,9 +48,9 @@ def answered(label: str, own: Sequence[Participation], best: Participation | Non
 
 
 def headline(audit: Audit) -> Table | None:
-    """Make the table of the strongest attack against each defence (or the undefended federation), and of proven bounds.
+    """Make the table of the strongest valid attack and the proven epsilon, for each defence.
 
-    An attack counts if it works without the defence, or evidently against it. None where nothing was judged.
+    An attack is valid if it works without the defence, or evidently against it. None if no attack was judged.
     """
     judged, plain = _strongest(audit), by_attack(audit)
     if not any(verdict.setting in judged for verdict in audit.verdicts):
@@ -80,7 +80,7 @@ def headline(audit: Audit) -> Table | None:
 
 
 def _strongest(audit: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scored | None]]:
-    """Collect for each defence the judged attacks, those that count, and the strongest of these."""
+    """Collect for each defence the judged attacks, the valid ones, and the strongest of these."""
     judged = {}
     for label in audit.settings[1:] or audit.settings:
         own = [
@@ -94,12 +94,12 @@ def _strongest(audit: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scor
 
 
 def _success(verdict: Scored) -> tuple[float, float]:
-    """Return the sort key of verdicts: the area, then the lower end of its interval."""
+    """Sort key of verdicts: the area under the curve, then the lower end of its interval."""
     return verdict.point, verdict.auc.low
 
 
 def answer(audit: Audit) -> str:
-    """Write the question, and its answer for each setting, a sentence each; empty where nothing was judged."""
+    """Write the audit's question, and a sentence with the answer for each setting; "" if nothing was judged."""
     lines = []
     for label, (own, _, best) in _strongest(audit).items():
         if own:
@@ -122,7 +122,7 @@ def folded(refused: Sequence[Refused]) -> list[str]:
 
 
 def compared(audit: Audit) -> list[str]:
-    """Compare promised and proven epsilons; write one line where an epsilon is promised for another relation."""
+    """Compare promised and proven epsilons; an epsilon for another relation gets a line of its own."""
     values, played = audit.values, audit.values["relation"]
     others, lines = dict[str, list[str]](), []
     for label, about in values["settings"].items():
@@ -141,12 +141,12 @@ def compared(audit: Audit) -> list[str]:
 
 
 def fewest_runs(epsilon: float, delta: float) -> int:
-    """Return the fewest runs in each world that can prove more than an epsilon, with one attack."""
+    """Fewest runs in each world that can prove more than an epsilon with one attack."""
     return next(n for n in count(2) if epsilon_ceiling(n, delta) > epsilon)
 
 
 def too_few(values: dict[str, Any]) -> list[str]:
-    """Write how many runs are needed, where there are too few to prove anything."""
+    """Write how many runs are needed if there are too few to prove anything."""
     runs, ceiling, delta = values["replicates"], values["epsilon_ceiling"], values["delta"]
     if ceiling is None or ceiling >= LITTLE:
         return []
@@ -158,7 +158,7 @@ def too_few(values: dict[str, Any]) -> list[str]:
 
 
 def audit_tables(audit: Audit) -> list[Table]:
-    """Make one table for each setting, the undefended federation first; later tables show it beside theirs."""
+    """Make one table per setting, the undefended federation first; later tables repeat its results for comparison."""
     return [_table(audit, label) for label in audit.settings]
 
 
@@ -191,7 +191,7 @@ def _area(verdict: Scored | None) -> str:
 
 
 def _validity(verdict: Scored | None) -> str:
-    """Write whether an attack works without the defence."""
+    """Write whether an attack works without the defence, so that its failure against the defence means something."""
     if verdict is None or verdict.valid is None:
         return NOTHING
     if verdict.valid:
@@ -212,7 +212,7 @@ def _figures(verdict: Scored | None) -> list[str]:
 
 
 def by_attack(audit: Audit) -> dict[str, dict[str, Scored]]:
-    """Sort verdicts by attack and setting, in the order in which they were judged."""
+    """Group verdicts by attack and setting, in the order of judgement."""
     rows: dict[str, dict[str, Scored]] = {}
     for verdict in audit.verdicts:
         rows.setdefault(verdict.attack, {})[verdict.setting] = verdict
@@ -275,7 +275,7 @@ def _about(about: dict[str, Any]) -> str:
 
 
 def _gain(audit: Audit) -> str:
-    """Write, by setting, what each way of publishing gives an adversary with shadow data alone, and one with all means."""
+    """Write how much each way of publishing metrics helps adversaries, with shadow data only and with all means."""
     rows = by_attack(audit)
     means = (
         ("shadow data alone", "loss", "side-channel"),
@@ -302,7 +302,7 @@ def _gain(audit: Audit) -> str:
 
 
 def _sequential(verdict: Scored) -> str:
-    """Write when a sequential test decides, and how often it is wrong."""
+    """Write when the sequential test decides, and how often it is wrong."""
     test = verdict.sequential
     assert test is not None
     median = f"decides after {test.rounds_in:g} rounds (median, with the target) and {test.rounds_out:g} (without)"

@@ -1,4 +1,4 @@
-"""A game's results for people: tables, notes and pictures, and the same as Markdown."""
+"""Results of a game as tables, notes and pictures, and as a Markdown page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ INCH = 0.9  # of one image
 
 @dataclass(frozen=True)
 class Shown:
-    """Tables, notes that belong below them, drawn pictures, and the answer, which comes first."""
+    """Presentation of a game's results: the answer, tables, notes below them, and pictures."""
 
     tables: Sequence[Table]
     notes: Sequence[str]
@@ -40,7 +40,7 @@ class Shown:
     answer: str = ""
 
     def write(self, folder: Path) -> list[str]:
-        """Write ``audit.md`` and the tables as CSV; return the names of all files that a reader of this audit opens."""
+        """Write ``audit.md`` and the tables as CSV; return the names of all files of the presentation."""
         files = write(folder, PAGE, self.tables, self.notes, self.answer)
         return [
             RESULT,
@@ -51,7 +51,7 @@ class Shown:
 
 @singledispatch
 def show(judgement: Judgement, folder: Path) -> Shown:
-    """Draw a game's results into a folder; a game of yours has its verdicts in one table."""
+    """Present a game's results, with pictures in a folder; your own game gets a table of its verdicts."""
     rows = []
     for v in judgement.verdicts:
         row = {
@@ -102,7 +102,7 @@ def _inversion(audit: InversionAudit, folder: Path) -> Shown:
 
 
 def inversion_table(inverted: Inverted, promises: Mapping[str, str] | None = None) -> Table:
-    """Make a row for each attack and setting, beside the undefended attack, the mean image and the round's promise."""
+    """Make a row for each attack and setting; undefended attack, mean image and the round's promise stand beside it."""
     forms = {
         "PSNR": ".1f",
         "SSIM": ".2f",
@@ -150,12 +150,12 @@ def inversion_figure(
     pixels: tuple[float, float] = (0.0, 1.0),
     promises: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draw a row of originals, and a row of reconstructions for each setting with the mean error of all images.
+    """Draw the original images, and a row of reconstructions per setting with their mean error.
 
     Raises
     ------
     FieldError
-        For an attack that was not run, or inputs that are no images.
+        If the attack was not run, or the inputs are not images.
     """
     verdicts = [v for v in inverted.verdicts if v.attack == attack]
     if not verdicts:

@@ -1,4 +1,4 @@
-"""The common parts of figures: colours, axes, words that are not cut off, and legends outside the panels."""
+"""Common parts of figures: colours, axes, wrapped text, and legends outside the panels."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -20,12 +20,12 @@ HANDLE = 4.5  # of a legend: a line's sample and the gaps beside it, in the same
 
 
 def look(number: int) -> dict[str, Any]:
-    """Return colour and dashes of a line; the ninth is like the first."""
+    """Return colour and dash pattern of line `number`; they repeat after eight lines."""
     return {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
 
 
 def keep(figure: Figure, file: Path, dpi: int) -> Path:
-    """Write a figure as PNG, and as PDF beside it, for its owner alone: it shows private data, or no noise."""
+    """Write a figure as PNG and PDF, readable by its owner only, since it shows private data or unnoised figures."""
     for kind in ("png", "pdf"):
         drawn = BytesIO()
         with own_style():
@@ -37,7 +37,7 @@ def keep(figure: Figure, file: Path, dpi: int) -> Path:
 def new_figure(
     width: float, height: float, cells: list[list[str]], widths: list[float] | None = None
 ) -> tuple[Figure, dict[str, Axes]]:
-    """Make an empty figure in the house's style, with axes by name; never by pyplot, which has global state and windows."""
+    """Make an empty figure in FedVeil's style, with its axes by name. It does not use pyplot, which has global state."""
     figure = Figure(figsize=(width, height), layout="constrained")
     mosaic: dict[str, Axes] = figure.subplot_mosaic(cells, width_ratios=widths)  # type: ignore[arg-type]
     for axes in mosaic.values():
@@ -46,14 +46,14 @@ def new_figure(
 
 
 def plain(axes: Axes) -> None:
-    """Apply the house's style to one panel."""
+    """Apply FedVeil's style to one panel."""
     axes.grid(color="#e5e5e5", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def over_seeds(counts: Sequence[int], x: str) -> str:
-    """Write what lines and bands mean, over so many seeds each; empty where no line has several."""
+    """Say what lines and bands mean for these numbers of seeds; "" if each line has one seed."""
     least, most = min(counts), max(counts)
     if most == 1:
         return ""
@@ -65,19 +65,19 @@ def over_seeds(counts: Sequence[int], x: str) -> str:
 
 
 def whole_numbers() -> Any:
-    """Make ticks for an axis of rounds or counts, be there one or many."""
+    """Make ticks at whole numbers, for an axis of rounds or counts."""
     return MaxNLocator(integer=True, min_n_ticks=1)
 
 
 def dot(rounds: Sequence[Any]) -> str:
-    """Return the marker of a line over rounds: a single round would be invisible without one."""
+    """Return the marker of a line over rounds; a single round needs one to be visible."""
     if len(rounds) == 1:
         return "o"
     return ""
 
 
 def say(axes: Axes, text: str) -> None:
-    """Write into a panel why there is nothing to draw; the vertical axis, which may be shared, keeps its ticks."""
+    """Write into an empty panel why nothing is drawn; ticks of the vertical axis stay, as panels may share it."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
     axes.set_xticks([])
 
@@ -89,14 +89,14 @@ def wrapped(text: str, width: float, size: float) -> str:
 
 
 def labelled(axes: Sequence[Axes]) -> dict[str, Any]:
-    """Collect handles for a legend by label; panels that share a label count once."""
+    """Collect legend handles by label; a label that several panels share is listed once."""
     return {str(h.get_label()): h for one in axes for h in one.get_legend_handles_labels()[0]}
 
 
 def legend_below(
     figure: Figure, handles: Mapping[str, Any], *, size: float = 9, beside: float = 0
 ) -> None:
-    """Draw a legend below all panels, in as many columns as fit; the figure grows by its lines beyond the first.
+    """Draw a legend below all panels in as many columns as fit; the figure grows with its number of lines.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def legend_below(
     size : float
         Size of the letters, in points.
     beside : float
-        Inches of the width, left and right together, that are not the legend's own.
+        Width that the legend must leave free, left and right together, in inches.
     """
     if not handles:
         return
@@ -125,6 +125,6 @@ def legend_below(
 def legend_beside(
     figure: Figure, handles: Sequence[Any], labels: Sequence[str], **options: Any
 ) -> None:
-    """Draw a key to the right of all panels, with a line for each handle."""
+    """Draw a legend to the right of all panels, with one line per handle."""
     key = [wrapped(label, 1.8, 9) for label in labels]
     figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, **options)

@@ -1,4 +1,4 @@
-"""Cost of a choice among private runs: the total of all runs that somebody sees, not of the chosen one."""
+"""Privacy cost of choosing among private runs: the total of all runs that were looked at."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from fedveil_lab.runs.summary import Summary
 
 
 def cost_of_choosing(summaries: Sequence[Summary]) -> list[str]:
-    """Write a sentence for each unit and relation with several private runs in a comparison, seeds among them.
+    """Write the total privacy cost of a comparison's runs, a sentence per unit and relation; every seed is a run.
 
-    The total is exact for unsampled Gaussian noise (squares of mu added up). Sampled lots are composed by the
-    distribution of all steps of all runs. Runs whose promise is no such bound are counted, and not added up.
+    The total is exact for unsampled Gaussian noise: squares of mu are summed. For sampled batches the privacy loss
+    distributions of all steps are composed. Runs with another kind of promise are counted, but not added.
     """
     groups: dict[tuple[str, Relation, float], list[Mapping[str, Any]]] = {}
     for summary in summaries:

@@ -1,6 +1,7 @@
-"""Tables and a picture for a physician: sensitivity and specificity of the named class, calibration.
+"""Tables and a picture of a classifier's quality: sensitivity, specificity and calibration.
 
-For the experimenter's own eyes: measured without noise on people whom no promise covers, hospitals by their names.
+They are for the experimenter only. Figures are measured without noise on people whom no promise covers, and hospitals
+are named.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ FEWEST = 5  # rows of a bin below which its point is drawn pale
 
 
 def measured_on(found: Mapping[str, Any]) -> str:
-    """Write on how many patients and rows figures were measured."""
+    """Say on how many patients and rows figures were measured."""
     rows = f"{found['rows']} held-out rows"
     if not found["persons"]:
         return rows
@@ -39,7 +40,7 @@ def measured_on(found: Mapping[str, Any]) -> str:
 
 
 def classified_tables(summary: Summary) -> list[Table]:
-    """Make the tables of one run: figures with intervals, confusions, calibration, each hospital by its name."""
+    """Make the tables of one run: figures with intervals, confusion matrix, calibration, and a line per hospital."""
     found = summary.values.get("classified", {})
     pooled = found.get("pooled") or found.get("test")
     if not pooled:
@@ -51,7 +52,7 @@ def classified_tables(summary: Summary) -> list[Table]:
 
 
 def compared_table(summaries: Sequence[Summary]) -> list[Table]:
-    """Make the table of a comparison: each setting's figures with intervals over its patients."""
+    """Make the table of a comparison: figures of each setting, with intervals over its patients."""
     rows: list[dict[str, object]] = []
     measured: Mapping[str, Any] | None = None
     for label, runs in grouped(summaries).items():
@@ -87,7 +88,7 @@ def _title(found: Mapping[str, Any]) -> str:
 
 
 def _figures(found: Mapping[str, Any]) -> Table:
-    """Make a line for each figure: over the held-out rows, and over the set's own test half."""
+    """Make a line for each figure: on clients' held-out rows, and on the data set's test half."""
     parts = {"held out": found.get("pooled"), "test half": found.get("test")}
     there = {name: part for name, part in parts.items() if part}
     rows: list[dict[str, object]] = []
@@ -103,7 +104,7 @@ def _figures(found: Mapping[str, Any]) -> Table:
 
 
 def _confusion(found: Mapping[str, Any]) -> Table:
-    """Make a line for each true class, with a column for each named class."""
+    """Make the confusion matrix: a line per true class, a column per predicted class."""
     columns = [f"named {name}" for name in found["classes"]]
     rows: list[dict[str, object]] = []
     for name, counts in zip(found["classes"], found["confusion"], strict=True):
@@ -114,7 +115,7 @@ def _confusion(found: Mapping[str, Any]) -> Table:
 
 
 def _calibration(found: Mapping[str, Any]) -> Table:
-    """Make a line for each bin: the probability that the model gave, and the share in which it was right."""
+    """Make a line per bin: the predicted probability, and the share of rows that truly belong to the class."""
     what = "of the class that was named"
     if found["positive"]:
         what = f"that it is {found['positive']}"
@@ -144,7 +145,7 @@ def _hospitals(hospitals: Sequence[Mapping[str, Any]], pooled: Mapping[str, Any]
 
 
 def _text(figure: Mapping[str, Any] | None) -> str:
-    """Write a figure with its interval, where it has one."""
+    """Write a figure, with its interval if there is one."""
     if figure is None:
         return NOTHING
     if figure["low"] is None:
@@ -153,7 +154,7 @@ def _text(figure: Mapping[str, Any] | None) -> str:
 
 
 def _mean(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Write the mean over seeds of a figure and of the ends of its interval."""
+    """Write the mean over seeds of a figure and of its interval's ends."""
     means: dict[str, float | None] = {}
     for end in ("value", "low", "high"):
         known = [one[end] for one in figures if one[end] is not None]
@@ -163,7 +164,7 @@ def _mean(figures: Sequence[Mapping[str, Any]]) -> str:
 
 @own_style()
 def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
-    """Draw areas and shares of two classes over the rounds, and calibration after the last; None without figures."""
+    """Draw area, sensitivity and specificity over rounds, and the final calibration; None without figures."""
     known = [pooled for pooled in map(_pooled, summaries) if pooled]
     measured = {name for summary in summaries for row in summary.rows for name in row["metrics"]}
     if not known or not measured.issuperset(OVER_ROUNDS):
@@ -208,7 +209,7 @@ def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
 
 
 def _over_rounds(axes: Axes, runs: Sequence[Summary], name: str, style: Mapping[str, Any]) -> None:
-    """Draw the mean over seeds of a figure in the rounds in which all of them have it."""
+    """Draw a figure's mean over seeds, in rounds where all seeds have it."""
 
     def figure(row: Row) -> Any:
         return row["metrics"].get(name)
@@ -220,7 +221,7 @@ def _over_rounds(axes: Axes, runs: Sequence[Summary], name: str, style: Mapping[
 
 
 def _calibrated(axes: Axes, run: Summary, style: Mapping[str, Any]) -> None:
-    """Draw one seed's curve (bins of several are not the same); bins of few rows are pale and not joined."""
+    """Draw the calibration curve of one seed, as bins differ between seeds; bins with few rows are pale and unconnected."""
     found = _pooled(run)
     if not found:
         return

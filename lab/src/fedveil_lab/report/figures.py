@@ -1,4 +1,4 @@
-"""Figures of a comparison: accuracy, noise and distance over its rounds, and accuracy against its cost."""
+"""Figures of a comparison: accuracy, noise and distance over rounds, and accuracy against privacy cost."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,12 +38,12 @@ ATTACKED, NOISE = (
 
 
 def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Write ``curves.png``, of several settings with noise ``pareto.png``, of two classes ``classes.png``; and as PDF.
+    """Write the figures of a comparison as PNG and PDF, and return their files.
 
     Returns
     -------
     list of Path
-        The files.
+        ``curves.png``; for several noisy settings ``pareto.png``; for two classes ``classes.png``.
     """
     drawn = {"curves.png": curves(summaries)}
     if several(summaries):
@@ -55,7 +55,7 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 
 def several(summaries: Sequence[Summary]) -> bool:
-    """Whether there is something to compare: two settings with noise, or attacks; a single setting has no front."""
+    """Whether there is something to compare: two settings with noise, or attacks."""
     noisy = set[str]()
     for summary in summaries:
         if summary.values.get("audits"):
@@ -66,14 +66,14 @@ def several(summaries: Sequence[Summary]) -> bool:
 
 
 def judged_by(summaries: Sequence[Summary]) -> tuple[str, str]:
-    """Name the compared figure: of two classes the area, as accuracy hides a class that is never named."""
+    """Name the compared figure: the area under the ROC curve for two classes, as accuracy hides a class never predicted."""
     if figures_of(summaries) == OF_TWO:
         return "auc", "ROC AUC"
     return quality(summaries)
 
 
 def _varies(summaries: Sequence[Summary], kind: str) -> bool:
-    """Whether a figure of the noise changes from round to round; a constant one stands in the table."""
+    """Whether a figure of the noise changes between rounds; a constant one is given in the table instead."""
     for summary in summaries:
         series = [row["noise"][kind] for row in summary.rows if kind in row["noise"]]
         if len(series) == 1:
@@ -85,7 +85,7 @@ def _varies(summaries: Sequence[Summary], kind: str) -> bool:
 
 @own_style()
 def curves(summaries: Sequence[Summary]) -> Figure:
-    """Draw accuracy per round; sigma and d where they change. Several seeds give their mean, and the range between them."""
+    """Draw accuracy per round, and noise and distance if they vary; several seeds give a mean and a range."""
     strengths = _strengths(summaries)
     if len(strengths) > 1:
         width = 11.0
@@ -133,7 +133,7 @@ def curves(summaries: Sequence[Summary]) -> Figure:
 
 
 def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
-    """Choose the strength of lines for each swept value; full where nothing is swept."""
+    """Choose the opacity of lines for each swept value; full without a sweep."""
     by_setting: dict[str, float] = {}
     for own in based(summaries).values():
         values, strengths = list(dict.fromkeys(map(swept, own))), [1.0]
@@ -146,7 +146,7 @@ def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
 def _series(
     axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]
 ) -> None:
-    """Draw a figure over the rounds that all seeds have: their mean, and the range between them."""
+    """Draw a figure over rounds that all seeds have: its mean and its range."""
 
     def figure(row: Row) -> Any:
         return row[group].get(name)
@@ -166,21 +166,21 @@ def _series(
 
 @dataclass(frozen=True)
 class Point:
-    """A setting.
+    """One setting as a point in the figure of quality against cost.
 
     Attributes
     ----------
     swept : str
         Values of the swept parameters.
     quality, spread : float
-        Mean and standard deviation over the seeds, or over the last rounds of a single one.
+        Mean and standard deviation of the quality, over seeds, or over the last rounds of a single seed.
     noisy : bool
         Whether noise was added.
     at : dict of str to float
-        Place of the setting in each of its panels. Epsilons of different units, trusts or relations are not comparable,
-        and have panels of their own.
+        Horizontal position of the setting, by panel. Epsilons of different units, trusts or relations are not
+        comparable, so they have different panels.
     reach : tuple of float
-        Distances from the strongest attack's area down and up to the ends of its interval.
+        Distances from the strongest attack's area to the lower and upper end of its interval.
     """
 
     swept: str
@@ -198,7 +198,7 @@ Points = dict[
 
 @own_style()
 def pareto(summaries: Sequence[Summary]) -> Figure:
-    """Draw a panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
+    """Draw quality against cost: panels for attacks, for noise, and for epsilons of each unit and trust."""
     name, title = judged_by(summaries)
     points = {base: _points(runs, name) for base, runs in based(summaries).items()}
     panels, widths = _panels(points)
@@ -234,7 +234,7 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
 
 
 def _panels(points: Points) -> tuple[list[str], list[float]]:
-    """List the panels that have points, from left to right, and their widths."""
+    """List the panels with points from left to right, and their widths."""
     kinds: dict[str, None] = {}
     for some in points.values():
         for point in some:
@@ -247,7 +247,7 @@ def _panels(points: Points) -> tuple[list[str], list[float]]:
 
 
 def _points(runs: Sequence[Summary], name: str) -> list[Point]:
-    """Make a point for each setting that has the figure."""
+    """Make a point for each setting that has the named figure."""
     points = []
     for own in grouped(runs).values():
         values = _known(run.averaged(name) for run in own)
@@ -278,7 +278,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _proven(summary: Summary) -> tuple[str, float] | None:
-    """Return unit, trust and neighbours of a run's epsilon, and that epsilon; a heuristic has none."""
+    """Return unit, trust and relation of a run's epsilon, and the epsilon; None for a heuristic."""
     guarantee = worst_guarantee(summary)
     if guarantee["status"] not in ("formal", "conditional") or "epsilon" not in guarantee:
         return None
@@ -287,7 +287,7 @@ def _proven(summary: Summary) -> tuple[str, float] | None:
 
 
 def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
-    """Draw the points of all settings in a panel, with their bars."""
+    """Draw the points of all settings in one panel, with error bars."""
     every: list[tuple[float, float]] = []
     for number, (base, some) in enumerate(points.items()):
         shown = [point for point in some if panel in point.at]
@@ -305,7 +305,7 @@ def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
 
 
 def _name(figure: Figure, mosaic: dict[str, Axes], points: Points) -> None:
-    """Number the swept values, at the points of all panels and in a key beside them; of many on a line, some."""
+    """Number the swept values at their points, with a legend; of many on one line only some are numbered."""
     numbers: dict[str, str] = {}
     for some in points.values():
         for point in some:
@@ -333,7 +333,7 @@ def _name(figure: Figure, mosaic: dict[str, Axes], points: Points) -> None:
 
 
 def _noise(axes: Axes, points: Points) -> None:
-    """Draw settings without noise as lines, since they have no place on this axis."""
+    """Draw settings without noise as horizontal lines, since they have no position on this axis."""
     for number, (base, some) in enumerate(points.items()):
         style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": "--", "zorder": 1}
         for point in some:
@@ -346,7 +346,7 @@ def _noise(axes: Axes, points: Points) -> None:
 
 
 def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
-    """Label a panel of epsilons: their unit, trust and relation, and from where on they are vacuous."""
+    """Label a panel of epsilons with unit, trust and relation, and mark from where they are vacuous."""
     here = []
     for summary in summaries:
         proven = _proven(summary)
@@ -375,7 +375,7 @@ def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
 
 
 def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> None:
-    """Draw the front: the points that no other one beats in both, lower on x and better on y."""
+    """Draw the Pareto front: points that no other one beats in both lower x and better y."""
     kept: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda p: (p[0], -better * p[1])):
         if not kept or better * y > better * kept[-1][1]:
@@ -386,7 +386,7 @@ def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> No
 
 
 def _style(number: int, count: int) -> dict[str, Any]:
-    """Return colour, marker and line of a setting with so many points."""
+    """Return colour, marker and line of setting `number` with `count` points."""
     line = {"linestyle": "none", "linewidth": 1}
     if count > 1:
         line["linestyle"] = "-"

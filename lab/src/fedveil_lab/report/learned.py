@@ -1,6 +1,6 @@
-"""Checks of learning by a run's figures: whether anything was learned, and whether a baseline has settled.
+"""Check by a run's figures whether it learned anything, and whether a baseline has settled.
 
-Intervals are over held-out rows of one seed: they say nothing of other seeds.
+Intervals are over held-out rows of one seed, so they do not cover differences between seeds.
 """
 
 import math
@@ -14,10 +14,10 @@ WIDTH = 1.96  # deviations of a 95% interval
 
 
 def chance_level(runs: Sequence[Summary]) -> str:
-    """Write a sentence on runs of one setting that are no better than naming the most frequent class, or the mean.
+    """Write a warning if runs of one setting are no better than a constant prediction, else "".
 
-    For classes: if the interval of the balanced accuracy, on average over seeds, reaches down to that of one class. For
-    numbers: if the error is not evidently below that of the mean. Otherwise the text is empty.
+    Classification: the interval of balanced accuracy, averaged over seeds, reaches down to that of one class.
+    Regression: the error is not evidently below that of predicting the mean.
     """
     balanced = list(filter(None, (_figure(run, "balanced_accuracy") for run in runs)))
     if balanced:
@@ -45,7 +45,7 @@ def chance_level(runs: Sequence[Summary]) -> str:
 
 
 def unstable(runs: Sequence[Summary]) -> str:
-    """Write a sentence on runs without privacy whose last rounds differ by more than their held-out rows explain."""
+    """Write a warning if the last rounds of runs without privacy differ by more than their held-out rows explain."""
     name = "balanced_accuracy"
     if not all(name in run.values["last_rounds"] for run in runs):
         name = "accuracy"
@@ -64,7 +64,7 @@ def unstable(runs: Sequence[Summary]) -> str:
 
 
 def price_unreadable(settings: Mapping[str, Sequence[Summary]]) -> list[str]:
-    """Write why a comparison shows no price of privacy: the faults of its lines without privacy."""
+    """Write why a comparison cannot show the price of privacy: its baselines without privacy have faults."""
     said = []
     for label, runs in settings.items():
         if any(run.values["method"] != "vanilla" for run in runs):
@@ -78,7 +78,7 @@ def price_unreadable(settings: Mapping[str, Sequence[Summary]]) -> list[str]:
 
 
 def _figure(run: Summary, name: str) -> dict[str, Any]:
-    """Return a figure with its interval over all held-out rows; nothing where it has none."""
+    """Return a figure with its interval over all held-out rows; empty if it has none."""
     pooled = run.values.get("classified", {}).get("pooled", {})
     found: dict[str, Any] = pooled.get("figures", {}).get(name, {})
     return found

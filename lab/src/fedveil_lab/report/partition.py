@@ -1,4 +1,4 @@
-"""The table and the picture of a partition: each client's examples."""
+"""Table and picture of a partition: how many examples of which classes each client holds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ VIEW = "The experimenter's view: in a deployment these figures are the clients' 
 
 
 def tables(holdings: Sequence[Holding], dataset: DataSet) -> list[Table]:
-    """Make a row for each client; with many clients, the whole and the largest and smallest ones."""
+    """Make a table with a row per client; with many clients, of the totals, and of the largest and smallest clients."""
     form = ""
     if dataset.task == "segmentation":
         form = ".1%"
@@ -60,7 +60,7 @@ def _largest_first(holdings: Sequence[Holding]) -> list[Holding]:
 
 @own_style()
 def draw(holdings: Sequence[Holding], dataset: DataSet) -> Figure:
-    """Draw examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
+    """Draw each client's number of examples, and its shares of classes or its targets; many clients are sorted by size."""
     many, classes = len(holdings) > MANY, dataset.classes
     placed, width, lower = holdings, 10.0, 3.0
     if many:
@@ -98,7 +98,7 @@ def _shortened(name: str) -> str:
 
 
 def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
-    """Write how many examples there are, and how they were dealt out."""
+    """Write how many examples there are, and how they are divided."""
     train = sum(holding.examples for holding in holdings)
     kept = sum(holding.held_out for holding in holdings)
     text = f"{dataset.name}: {len(holdings):,} clients, {train:,} examples to train on, {kept:,} held out"
@@ -113,7 +113,7 @@ def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
 def _rows(
     holdings: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = ""
 ) -> Table:
-    """Make a row for each client, with columns for at most so many classes; with a format, the class's share."""
+    """Make a row per client with columns for at most `most` classes; with `form`, as shares instead of counts."""
     if dataset.classes <= most:
         named = dataset.names()
     else:
@@ -138,7 +138,7 @@ def _rows(
 
 
 def _counts(holding: Holding, form: str) -> Sequence[object]:
-    """Return the examples of each class, or with a format their shares."""
+    """Return the examples of each class, or their shares in format `form`."""
     if not form:
         return holding.counts
     whole = max(1, sum(holding.counts))
@@ -146,7 +146,7 @@ def _counts(holding: Holding, form: str) -> Sequence[object]:
 
 
 def _whole(holdings: Sequence[Holding], dataset: DataSet) -> Table:
-    """Make the least, median and most of each figure over the clients."""
+    """Make the minimum, median and maximum of each figure over clients."""
     spans: dict[str, list[float]] = {
         "examples to train on": [holding.examples for holding in holdings],
         "held out": [holding.held_out for holding in holdings],
@@ -167,7 +167,7 @@ def _whole(holdings: Sequence[Holding], dataset: DataSet) -> Table:
 
 
 def _sizes(axes: Axes, placed: Sequence[Holding]) -> None:
-    """Draw each client's number of examples; a cross where it has at most one to train on."""
+    """Draw each client's number of examples; a cross marks clients with at most one training example."""
     places = np.arange(len(placed) + 1) - 0.5
     train = [holding.examples for holding in placed]
     both = [holding.examples + holding.held_out for holding in placed]
@@ -204,7 +204,7 @@ def _shares(axes: Axes, placed: Sequence[Holding], dataset: DataSet) -> None:
 
 
 def _targets(axes: Axes, placed: Sequence[Holding]) -> None:
-    """Draw the mean and deviation of each client's targets."""
+    """Draw the mean and standard deviation of each client's targets."""
     pairs = [[holding.mean, holding.deviation] for holding in placed]
     means, spread = np.array(pairs, dtype=np.float64).T  # None is NaN: not drawn
     axes.errorbar(

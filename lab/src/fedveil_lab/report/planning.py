@@ -1,4 +1,4 @@
-"""Tables of what privacy costs: planned, advised, promised and spent. Nothing here trains, or imports PyTorch."""
+"""Tables of privacy costs: planned, advised, promised and spent. Nothing here trains or imports PyTorch."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ USEFUL = 8.0  # a total epsilon that still excludes something
 
 
 def promise_table(method: str, promise: "Promise", delta: float) -> Table:
-    """Make the table of a configuration's promise before it is run, with its conditions and what is not known yet."""
+    """Make the table of a configuration's promise before a run, with conditions and what is not known yet."""
     promised, rows = promise.guarantee, list[tuple[str, str]]()
     rows.append(
         (f"{method}, {promise.planned} rounds", in_words(guarantee_values(promised, delta)))
@@ -43,7 +43,7 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
 
 
 def in_words(guarantee: Mapping[str, Any]) -> str:
-    """Write a guarantee in sentences: who is protected from whom, and how often the best attacker is right."""
+    """Describe a guarantee in sentences: who is protected from whom, and how often the best attacker is right."""
     return " ".join(filter(None, (of_whom(guarantee), of_strength(guarantee))))
 
 
@@ -56,7 +56,7 @@ def of_whom(guarantee: Mapping[str, Any]) -> str:
 
 
 def of_strength(guarantee: Mapping[str, Any]) -> str:
-    """Say how strong a guarantee is, for its unit and for more or less than it; empty where there is no epsilon."""
+    """Say how strong a guarantee is, for its unit and for smaller or larger ones; "" without an epsilon."""
     strength = how_strongly(guarantee)
     if not strength:
         return ""
@@ -66,7 +66,7 @@ def of_strength(guarantee: Mapping[str, Any]) -> str:
 
 
 def useful(values: Mapping[str, Any]) -> str:
-    """Write what would reach `USEFUL` for a run with a vacuous epsilon; an empty text for others."""
+    """Say what would give a run with vacuous epsilon a useful one (`USEFUL`); "" for other runs."""
     worst = next(iter(values["guarantees"].values()))
     if not worst.get("vacuous"):
         return ""

@@ -1,6 +1,6 @@
-"""Matplotlib, for files alone: no user's backend, matplotlibrc or style stops a figure or changes it.
+"""Load Matplotlib for writing files, independent of the user's backend, matplotlibrc and style.
 
-Every drawing module takes Matplotlib's names from here.
+Every drawing module imports Matplotlib's names from here.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 @contextmanager
 def _without_settings() -> Iterator[None]:
-    """Hide the variables by which Matplotlib finds settings, and point to its own file."""
+    """Hide the environment variables with Matplotlib's settings, and point to its default file."""
     spec = find_spec("matplotlib")
     packaged = Path(str(spec and spec.origin)).with_name("mpl-data") / "matplotlibrc"
     own = {"MPLBACKEND": None, "MATPLOTLIBRC": str(packaged)}
@@ -30,7 +30,7 @@ def _without_settings() -> Iterator[None]:
 
 
 def _load() -> Any:
-    """Load Matplotlib, with the user's settings where they can be read: a notebook may draw with it too."""
+    """Load Matplotlib, with the user's settings if they can be read, as a notebook may draw with it too."""
     try:
         import matplotlib
     except ImportError:
@@ -61,6 +61,6 @@ _DEFAULTS = {
 
 @contextmanager
 def own_style(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Draw with Matplotlib's defaults and these changes, whatever style is set; as a decorator or in a `with`."""
+    """Draw with Matplotlib's defaults and these changes, whatever style the user set; a decorator or context manager."""
     with matplotlib.rc_context({**_DEFAULTS, **(changes or {})}):
         yield

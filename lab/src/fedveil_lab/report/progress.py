@@ -1,4 +1,4 @@
-"""Progress of a run or an audit: a bar on a terminal, plain lines elsewhere."""
+"""Progress display of a run or an audit: a bar on a terminal, plain lines elsewhere."""
 
 import math
 from time import perf_counter
@@ -21,7 +21,7 @@ ROOM = 80  # columns of a terminal that has room for a bar
 
 
 def describe(row: Row) -> str:
-    """Write the most important figures of a round."""
+    """Write the most important figures of a round in one line."""
     metrics, noise = row["metrics"], row["noise"]
     if "text" in row:  # no round: a step of something else
         return str(row["text"])
@@ -36,12 +36,12 @@ def describe(row: Row) -> str:
 
 
 class Display:
-    """Shows one task after another.
+    """Display that shows the progress of one task after another.
 
     Parameters
     ----------
     console : Console
-        Console; a terminal gets a bar, another one a line now and then.
+        Output; a terminal shows a bar, any other output a line now and then.
     """
 
     def __init__(self, console: Console) -> None:
@@ -50,7 +50,7 @@ class Display:
         self._label, self._done, self._first, self._total, self._began = "", 0, 0, 0, 0.0
 
     def begin(self, label: str, done: int, rounds: int) -> None:
-        """Begin a task of so many steps, of which some are done."""
+        """Begin a task of `rounds` steps, of which `done` are done."""
         self._label, self._done, self._first, self._total, self._began = (
             label,
             done,
@@ -98,14 +98,14 @@ class Display:
         )
 
     def end(self) -> None:
-        """Leave the bar as it is."""
+        """End the task; its bar stays on the screen."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def duration(seconds: float) -> str:
-    """Write a time for people."""
+    """Write a time span in readable units."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

@@ -27,17 +27,17 @@ WIDE = 130  # columns of a terminal that holds the whole table
 
 
 def grouped(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
-    """Summaries by setting, in order; several of one setting are repetitions under other seeds."""
+    """Group summaries by setting, in order; several of one setting are repetitions with other seeds."""
     return grouped_by(summaries, attrgetter("setting"))
 
 
 def based(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
-    """Summaries by setting as it was written: the points of a swept one belong together."""
+    """Group summaries by the setting in the file; all points of a sweep belong to one."""
     return grouped_by(summaries, lambda s: str(s.values.get("base", s.setting)))
 
 
 def swept(summary: Summary) -> str:
-    """The values of what is swept, in a few letters; nothing where nothing is."""
+    """Write the swept values of a run briefly; "" without a sweep."""
     parts = []
     for name, value in summary.values.get("swept", {}).items():
         text, letter = str(value), name
@@ -50,14 +50,14 @@ def swept(summary: Summary) -> str:
 
 
 def quality(summaries: Sequence[Summary]) -> tuple[str, str]:
-    """The figure that a task is judged by, and its name for people."""
+    """Return the figure by which a task is judged, and its name."""
     if summaries[0].values["task"] == "classification":
         return "accuracy", "accuracy"
     return "rmse", "RMSE"
 
 
 def headline(summaries: Sequence[Summary]) -> str:
-    """Data, clients, parameters and rule in a line."""
+    """Write data set, number of clients and parameters, and rule in one line."""
     first = summaries[0].values
     line = f"{first['data']['name']}, {first['clients']} clients, {first['dimension']:,} parameters"
     if first["aggregator"]:
@@ -66,14 +66,14 @@ def headline(summaries: Sequence[Summary]) -> str:
 
 
 def worst_guarantee(summary: Summary) -> dict[str, Any]:
-    """The promise that counts: a run writes it first, the trusted server's or what holds for every client."""
+    """Return the run's main promise, which is the first in its summary: the server's, or the one for every client."""
     return dict(next(iter(summary.values["guarantees"].values())))
 
 
 def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
-    """One row a setting: accuracy, F1, sigma, d, noise-to-clip, guarantee with its unit, seconds.
+    """Make the table of a comparison, a row per setting: quality, noise, guarantee with its unit, and seconds.
 
-    On a narrow terminal the guarantees have a table of their own.
+    If the terminal is too narrow, guarantees form a second table.
     """
     figures, tested = figures_of(summaries), ""
     for name in ("auc", *figures):
@@ -135,12 +135,12 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
 
 
 def _each(summaries: Sequence[Summary], name: str) -> list[Any]:
-    """List a value of the summaries that have it."""
+    """List a value from the summaries that have it."""
     return [summary.values[name] for summary in summaries if name in summary.values]
 
 
 def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
-    """Say over which rounds a figure is a mean, and over what a mean and a deviation are."""
+    """Say over which rounds a figure is averaged, and over what mean and deviation are taken."""
     counts = [s.values["last_rounds"].get(figure, {}).get("rounds", 0) for s in summaries]
     least, most = min(filter(None, counts), default=0), max(counts)
     rounds = over = ""
@@ -156,7 +156,7 @@ def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
 
 
 def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
-    """List the figures by which a comparison is judged; with a rare class more than accuracy, if it was measured."""
+    """List the figures by which a comparison is judged; with a rare class further ones beside accuracy."""
     if summaries[0].values["task"] != "classification":
         return ("rmse", "loss")
     if all(summary.values["last_rounds"].keys() >= set(OF_TWO) for summary in summaries):
@@ -165,7 +165,7 @@ def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def below_public(summaries: Sequence[Summary]) -> list[str]:
-    """Settings that add noise and end below the model of public examples with which they began, seed by seed."""
+    """List noisy settings that end below the public model with which they began, compared seed by seed."""
     gains: dict[str, list[float]] = {}
     for run in summaries:
         public = run.values.get("public_model")
@@ -197,7 +197,7 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _about_the_table(summaries: Sequence[Summary]) -> str:
-    """Size of the federation, where the figures are measured, and what the columns mean."""
+    """Write the size of the federation, where figures are measured, and what the columns mean."""
     first = summaries[0].values
     sentences = [
         f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
@@ -217,7 +217,7 @@ def _about_the_table(summaries: Sequence[Summary]) -> str:
 
 
 def _about_the_attacks(everybody: Mapping[str, Sequence[Summary]]) -> str:
-    """What the column of attacks is, and which attack was the strongest how often."""
+    """Write what the column of attacks means, and how often each attack was the strongest."""
     strongest = []
     for runs in everybody.values():
         strongest += list(runs[0].values.get("audits", ()))[:1]
@@ -235,7 +235,7 @@ def _about_the_attacks(everybody: Mapping[str, Sequence[Summary]]) -> str:
 def _said_once(
     everybody: Mapping[str, Sequence[Summary]], worse_than_public: Sequence[str]
 ) -> list[str]:
-    """What has to be said of single settings; a sentence about several names them all."""
+    """List notes on single settings; equal notes are merged and name all their settings."""
     about: dict[str, list[str]] = {}
     for label, runs in everybody.items():
         for sentence in _said_of(runs):
@@ -258,7 +258,7 @@ def _said_once(
 
 
 def _conditions(summaries: Sequence[Summary]) -> list[str]:
-    """The conditions of all settings' promises, each once."""
+    """List the conditions of all promises, each once."""
     stated: list[str] = []
     for summary in summaries:
         for guarantee in summary.values["guarantees"].values():
@@ -267,7 +267,7 @@ def _conditions(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _noise_columns(summaries: Sequence[Summary]) -> str:
-    """What the columns on noise mean, as far as they are there."""
+    """Explain the noise columns that are in the table."""
     meanings = {
         "sigma": "sigma: standard deviation of the noise per coordinate, mean over the rounds",
         "distance": "d: distance of the clients' models",
@@ -283,7 +283,7 @@ def _noise_columns(summaries: Sequence[Summary]) -> str:
 
 
 def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
-    """What has to be said of a setting."""
+    """Yield the notes on one setting."""
     first = runs[0].values
     promise = worst_guarantee(runs[0])
     sentences = []
@@ -299,7 +299,7 @@ def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
 
 
 def _said_of_run(run: Summary) -> list[str]:
-    """What has to be said of one run; empty texts where there is nothing."""
+    """List the notes on one run; "" where there is none."""
     sentences = []
     malicious = run.values.get("malicious")
     if malicious:
@@ -316,7 +316,7 @@ def _said_of_run(run: Summary) -> list[str]:
 
 
 def fell_back(summary: Summary) -> str:
-    """In how many rounds metric privacy had no distance to divide by; an empty text if in none."""
+    """Say in how many rounds metric privacy had no distance to divide by; "" if in none."""
     count = sum(bool(row["server"].get("global_fallback")) for row in summary.rows)
     if not count:
         return ""
@@ -324,7 +324,7 @@ def fell_back(summary: Summary) -> str:
 
 
 def malicious_text(malicious: Mapping[str, Any]) -> str:
-    """Say how many clients were malicious, and how far they got."""
+    """Say how many clients were malicious, and how well their attack worked."""
     how = malicious["behaviour"]
     if not malicious["acting"]:
         how += ", not acting: the clean rate"
@@ -339,7 +339,7 @@ def malicious_text(malicious: Mapping[str, Any]) -> str:
 
 
 def run_table(summary: Summary) -> Table:
-    """One run, a line a fact."""
+    """Make the table of one run, with a line per fact."""
     values, worst, instead = summary.values, worst_guarantee(summary), useful(summary.values)
     malicious = values.get("malicious", {})
     rows: list[tuple[str, str]] = []
@@ -392,7 +392,7 @@ def run_table(summary: Summary) -> Table:
 
 
 def _parties(guarantees: Mapping[str, Any]) -> dict[str, Any]:
-    """Promises by party; the median client's is left out where it is the worst client's."""
+    """List promises by party; the median client's is left out if it equals the worst client's."""
     parties, by_name = dict(guarantees), dict[str, Any]()
     worst, middle = parties.get("worst client"), parties.get("median client")
     if worst is not None and middle is not None and worst["text"] == middle["text"]:

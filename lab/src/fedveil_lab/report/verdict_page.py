@@ -1,4 +1,4 @@
-"""The page of a verdict of `fedveil verify`, in the form of the other pages: one file, without a script or a network."""
+"""Write a verdict of `fedveil verify` as one HTML file without scripts or network access."""
 
 import hashlib
 from base64 import b64encode
@@ -20,14 +20,14 @@ ENDINGS = (".html", ".htm")
 
 
 def page_of(judged: "Judged", made: dict[str, Any]) -> str:
-    """The page of one verdict.
+    """Make the HTML page of one verdict.
 
     Parameters
     ----------
     judged : Judged
-        What was found.
+        The verdict.
     made : dict
-        Its provenance: command, version, commit.
+        Provenance of the verdict: command, version, commit.
     """
     import jinja2
 
@@ -59,12 +59,12 @@ def page_of(judged: "Judged", made: dict[str, Any]) -> str:
 
 
 def write_page(file: Path, judged: "Judged", made: dict[str, Any]) -> None:
-    """Write the page.
+    """Write the HTML page of one verdict to a file.
 
     Raises
     ------
     FieldError
-        For a name that is no page's.
+        If the file name does not end with .html.
     """
     require_page(file)
     make_folder(file.parent)
@@ -72,6 +72,6 @@ def write_page(file: Path, judged: "Judged", made: dict[str, Any]) -> None:
 
 
 def require_page(file: Path) -> None:
-    """Refuse a folder, and a file name that does not end as a page does."""
+    """Refuse a folder, and a file name that does not end with .html."""
     if file.suffix.lower() not in ENDINGS or file.is_dir():
         raise FieldError("--page", str(file), "must be a file whose name ends with .html")

@@ -1,4 +1,4 @@
-"""Is anybody's epsilon true: scores, mechanisms and apps of others, measured beside what they claim."""
+"""Test epsilon claims of others: scores, mechanisms, Flower apps and FLARE jobs are measured against what they claim."""
 
 from fedveil_lab.verify.claim import PrivacyClaim as PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps as MechanismSteps

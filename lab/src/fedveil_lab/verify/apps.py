@@ -1,4 +1,4 @@
-"""A Flower app as it is, on neighbouring data with canaries: what left is judged like any mechanism's output."""
+"""Test a claim of a Flower app: the unchanged app runs on neighbouring data with canaries, and its outputs are judged."""
 
 import pickle
 import re
@@ -39,24 +39,24 @@ EPSILON = re.compile(r"(?:\beps(?:ilon)?\b|ε)[^\n]{0,50}?(?:=|:|\bis\b)" + NUMB
 
 @dataclass(frozen=True, kw_only=True)
 class AppTable:
-    """Contents of `[verify.app]`.
+    """Table `[verify.app]`: how the app is run, and how its data are replaced.
 
     Attributes
     ----------
     clients : int
-        Nodes.
+        Number of simulated nodes.
     data : str
-        ``module:function`` that loads a client's data; needed, unless a client is the unit and counts as nothing.
+        Function that loads a client's data, as ``module:function``. It is not needed for client-level zero-out.
     neighbours : str
-        ``module:function`` of ``(data, unit, relation)`` that returns what the client holds in both worlds.
+        Function ``(data, unit, relation)`` that returns the client's data in both worlds, as ``module:function``.
     target : int
-        Partition that is asked about; -1: the last.
+        Partition of the client whose data differ between the worlds; -1: the last.
     canaries : tuple of str
-        Of `CANARIES`.
+        Kinds of canary that are tried; each is a name in `CANARIES`.
     rows : int
-        Of a person.
+        Number of records per person.
     config : dict
-        Values of the run's configuration in place of the app's own.
+        Run configuration values that replace the app's own.
     """
 
     clients: int = 2
@@ -82,7 +82,7 @@ class AppTable:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "AppTable":
-        """From the table; an unknown key is refused."""
+        """Read the table from its TOML values; an unknown key is refused."""
         known = list(cls.__dataclass_fields__)
         for name in values:
             if name not in known:
@@ -92,12 +92,12 @@ class AppTable:
 
 
 def components(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """Server app, client app and configuration that a Flower app's pyproject.toml names.
+    """Read a Flower app's pyproject.toml: return the places of its server app and client app, and its configuration.
 
     Raises
     ------
     FieldError
-        For a folder that is none.
+        If the folder holds no Flower app.
     """
     file = folder / "pyproject.toml"
     if not file.is_file():
@@ -130,27 +130,27 @@ def verify_app(
     steps: MechanismSteps | None = None,
     say: Say = silent,
 ) -> Judged:
-    """Run a Flower app unchanged in both worlds of a claim, and judge what left.
+    """Run an unchanged Flower app in both worlds of a claim, and judge the claim by what the adversary sees.
 
-    With `canaries` every client holds some in each run, so that few runs do; else each run has one, and all that it
-    leaves is compared.
+    With `canaries` > 0 every client holds several canaries in each run, so a few runs suffice. With 0 each run has one
+    canary, and all its outputs are compared.
 
     Parameters
     ----------
     folder : path
-        With pyproject.toml.
+        Folder of the app, with its pyproject.toml.
     claim : str, optional
-        What is claimed; the section may say it.
+        The claim, such as ``"eps=1 delta=1e-5 zero-out client total central"``. Default: the claim in `section`.
     section : VerifySection
-        `[verify]` with its tables.
+        Section `[verify]` with its tables.
     effort : Effort
-        Runs, time and error; each run is a whole run of the app in a process of its own.
+        Limits on runs and time, and the error. Each run of the app has its own process.
     canaries : int
-        At least so many are judged, in as few runs as hold them; 0: one a run.
+        Smallest number of canaries to judge, in as few runs as can hold them; 0: one canary per run.
     steps : MechanismSteps, optional
-        What the app does.
+        Steps of the app, from which epsilon is also computed.
     say : callable
-        Is told the budget first.
+        Receives progress messages, the budget first.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def _by_canaries(
     effort: Effort,
     say: Say,
 ) -> Judged:
-    """Many canaries in each of a few runs."""
+    """Judge the claim with many canaries in each of a few runs."""
     _require_data(table)
     if not table.neighbours:
         require_shown(claim, "[verify.app]")
@@ -232,12 +232,12 @@ def _by_canaries(
 
 
 def transcript_in(file: Path, sites: Sequence[str], said: str) -> Transcript:
-    """What left the clients of one run, as it was written down.
+    """Read what the clients of one run received and sent from the file that the run wrote.
 
     Raises
     ------
     NoVerdict
-        If a client was asked nothing.
+        If a client received no message.
     """
     kept = pickle.loads(file.read_bytes())
     turns = {}
@@ -258,7 +258,7 @@ def _require_data(table: AppTable) -> None:
 
 
 def printed_epsilons(processes: FreshProcesses, base: Mapping[str, Any]) -> list[str]:
-    """Epsilons that the app prints in a run on its own data; an app that does not run gets no verdict."""
+    """Run the app once on its own data, and return the epsilons that it prints; `NoVerdict` if it does not run."""
     processes.hold("as it is", {**base, "zeroed": None, "trust": "central"})
     one = processes.run("as it is", 0)
     if one.kind != "ok":
@@ -267,17 +267,17 @@ def printed_epsilons(processes: FreshProcesses, base: Mapping[str, Any]) -> list
 
 
 def epsilons_in(text: str) -> list[str]:
-    """Epsilons that a text names, each once; deltas beside them are none."""
+    """Find the epsilons that a text states, each once, without the deltas beside them."""
     return list(dict.fromkeys(EPSILON.findall(DELTA.sub("", text))))
 
 
 def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) -> list[TwoWorlds]:
-    """Two worlds for each canary, in the claimed relation.
+    """Make a pair of neighbouring worlds for each kind of canary, in the claimed relation.
 
     Raises
     ------
     FieldError
-        For a relation that an unchanged app cannot be shown.
+        If an unchanged app cannot be run under this relation.
     """
     own = bool(table.neighbours)
     if not own:
@@ -308,7 +308,7 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
 
 
 def _libraries(folder: Path) -> list[str]:
-    """Installed modules that the app's files import."""
+    """List the installed modules that the app's files import."""
     found: set[str] = set()
     own = {path.name for path in folder.iterdir()} | {path.stem for path in folder.rglob("*.py")}
     for file in folder.rglob("*.py"):

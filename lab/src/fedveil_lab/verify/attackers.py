@@ -1,6 +1,7 @@
-"""How an adversary tells two worlds apart by what a mechanism returned: scores that are fitted on runs of both.
+"""Attacks that tell two worlds apart by a mechanism's outputs: scores that are fitted on runs of both worlds.
 
-An attacker is fitted on some runs, chosen with its direction and threshold on others, and judged on yet others.
+Each attack is fitted on some runs. Its direction and threshold are chosen on other runs. A third part of the runs
+judges it.
 """
 
 import math
@@ -25,18 +26,18 @@ ROUNDS = 64  # of an output [rounds, numbers], whose rounds are compared
 
 @dataclass(frozen=True)
 class SeenRuns:
-    """View of an adversary on several runs.
+    """Outputs of several runs, as an adversary compares them.
 
     Attributes
     ----------
     labels : list of str
-        Shape, failure, or kind of numbers, one a run.
+        One per run: the shape of its output, its failure, or the kind of its numbers.
     numbers : array
-        [runs, d]; NaN where a run returned something else than most did.
+        Numbers that were returned, [runs, d]. NaN where the shape of a run's output is not the usual one.
     whole : array of bool
-        [runs], whether a row is such that its numbers can be compared.
+        Whether the numbers of a run can be compared, [runs].
     shape : str
-        Of most of them.
+        Shape of most outputs.
     """
 
     labels: list[str]
@@ -48,12 +49,12 @@ class SeenRuns:
         return len(self.labels)
 
     def take(self, rows: slice) -> "SeenRuns":
-        """Some of the runs."""
+        """Return the runs of a slice."""
         return SeenRuns(self.labels[rows], self.numbers[rows], self.whole[rows], self.shape)
 
 
 def seen(outcomes: Sequence[RunOutcome], shape: str) -> SeenRuns:
-    """Runs as an adversary compares them, of which those with `shape` hold comparable numbers."""
+    """Collect runs as an adversary compares them; only outputs of the given `shape` have comparable numbers."""
     labels = [one.label for one in outcomes]
     sizes = [
         len(one.numbers) for one, label in zip(outcomes, labels, strict=True) if label == shape
@@ -67,28 +68,29 @@ def seen(outcomes: Sequence[RunOutcome], shape: str) -> SeenRuns:
 
 
 def usual_shape(outcomes: Sequence[RunOutcome]) -> str:
-    """The label that most runs have; of equals, the first."""
+    """Return the label that most runs have; of equally frequent ones, the first."""
     return Counter(one.label for one in outcomes).most_common(1)[0][0]
 
 
 @dataclass(frozen=True)
 class FittedAttack:
-    """One fitted way to tell worlds apart, with direction and threshold.
+    """Fitted attack: a score with its direction and threshold.
 
     Attributes
     ----------
     name : str
-        For reports.
+        Name of the attack, for reports.
     scorer : callable
-        ``SeenRuns -> [runs]``.
+        Function that maps `SeenRuns` to scores [runs].
     sign : float
-        1 or -1.
+        1 if high scores mean that the unit is in, -1 if low ones do.
     threshold : float
-        At or above it, a signed score says that the unit is there.
+        A signed score of at least this guesses that the unit is in.
     value : float
-        What the runs that chose it would have proven.
+        Lower bound that the choosing runs would have proven.
     apart : float
-        How far apart the scores of the two worlds lie, as normal ones of deviation 1 would; for ranking few runs.
+        Distance between the scores of the two worlds, in standard deviations of equivalent normal laws. It ranks
+        attacks when there are few runs.
     """
 
     name: str
@@ -100,11 +102,11 @@ class FittedAttack:
 
     @property
     def rank(self) -> float:
-        """Rank of a world: what it proves, or how far apart its sides lie while few runs prove nothing."""
+        """Value by which worlds are ranked: the bound, or `apart` as long as the runs are too few to prove a bound."""
         return max(self.value, self.apart)
 
     def scores(self, runs: SeenRuns) -> Floats:
-        """Signed scores [runs]."""
+        """Compute the signed scores [runs] of runs; high means that the unit is in."""
         with np.errstate(all="ignore"):
             return np.nan_to_num(
                 self.sign * self.scorer(runs), nan=-SURE, posinf=SURE, neginf=-SURE
@@ -118,7 +120,7 @@ def best_attack(
     delta: float,
     alpha: float,
 ) -> FittedAttack:
-    """The attack, direction and threshold that prove the most on the runs that choose."""
+    """Choose the attack, direction and threshold with the largest lower bound on the choosing runs."""
     best: FittedAttack | None = None
     with np.errstate(all="ignore"):
         scorers = fit_all(*fitted)
@@ -136,7 +138,7 @@ def best_attack(
 
 
 def apart(inside: Floats, outside: Floats) -> float:
-    """The distance of two normal laws of deviation 1 that overlap as much."""
+    """Distance between two normal laws of deviation 1 that overlap as much as these two samples do."""
     ranks = scipy.stats.rankdata(np.concatenate([inside, outside]))  # ties share theirs
     n, m = len(inside), len(outside)
     area = (float(ranks[:n].sum()) - n * (n + 1) / 2) / (n * m)
@@ -145,7 +147,7 @@ def apart(inside: Floats, outside: Floats) -> float:
 
 
 def fit_all(inside: SeenRuns, outside: SeenRuns) -> dict[str, Scorer]:
-    """Every attacker, fitted."""
+    """Fit every attack on runs with the unit and runs without it; return scorers by name."""
     kinds = _kinds(inside, outside)
     found: dict[str, Scorer] = {"kind of answer": kinds}
     x, y = inside.numbers[inside.whole], outside.numbers[outside.whole]
@@ -174,7 +176,7 @@ def fit_all(inside: SeenRuns, outside: SeenRuns) -> dict[str, Scorer]:
 
 
 def _kinds(inside: SeenRuns, outside: SeenRuns) -> Scorer:
-    """How much more often an answer of this kind came with the unit."""
+    """Score a run by how much more often its kind of answer came with the unit than without."""
     first, second = Counter(inside.labels), Counter(outside.labels)
 
     def score(runs: SeenRuns) -> Floats:
@@ -185,7 +187,7 @@ def _kinds(inside: SeenRuns, outside: SeenRuns) -> Scorer:
 
 
 def _or_kind(score: Callable[[Floats], Floats], kinds: Scorer) -> Scorer:
-    """A score of numbers; where a run returned none that compare, the kind of its answer decides."""
+    """Score a run by its numbers, or by the kind of its answer if its numbers cannot be compared."""
 
     def either(runs: SeenRuns) -> Floats:
         found = np.sign(kinds(runs)) * SURE
@@ -197,26 +199,26 @@ def _or_kind(score: Callable[[Floats], Floats], kinds: Scorer) -> Scorer:
 
 
 def _scale(x: Floats, y: Floats) -> Floats:
-    """Variance within both worlds [d], above nought by no more than rounding."""
+    """Variance within both worlds [d], kept above 0 so that it can divide."""
     largest = max(float(np.abs(x).max()), float(np.abs(y).max()), TINY)
     within: Floats = (x.var(axis=0) + y.var(axis=0)) / 2 + 1e-26 * largest**2 + TINY
     return within
 
 
 def _direction(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
-    """Every coordinate weighted by how far it moves over its own noise."""
+    """Weight each coordinate by its shift between the worlds, divided by its own noise variance."""
     weights, middle = (x.mean(0) - y.mean(0)) / _scale(x, y), (x.mean(0) + y.mean(0)) / 2
     return lambda z: (z - middle) @ weights
 
 
 def _coordinate(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
-    """Score by one coordinate: the one whose means differ most between both worlds, in deviations."""
+    """Score by a single coordinate: the one whose means differ most between the worlds, in standard deviations."""
     at = int(np.argmax(np.abs(x.mean(0) - y.mean(0)) / np.sqrt(_scale(x, y))))
     return lambda z: z[:, at]
 
 
 def _joint(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
-    """Fisher's direction: noise that several coordinates share is subtracted."""
+    """Score by Fisher's linear discriminant, which removes noise that several coordinates share."""
     scale = np.sqrt(_scale(x, y))
     a, b = x / scale, y / scale
     covariance = (np.cov(a, rowvar=False) + np.cov(b, rowvar=False)) / 2
@@ -227,19 +229,19 @@ def _joint(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
 
 
 def _length(z: Floats) -> Floats:
-    """Logarithm of the length of everything that was returned."""
+    """Logarithm of the Euclidean length of all numbers that were returned."""
     found: Floats = np.log(np.linalg.norm(z, axis=1) + TINY)
     return found
 
 
 def _distance(x: Floats) -> Callable[[Floats], Floats]:
-    """How far a run lies from the middle of a world, in units of that world's spread: finds noise of another size."""
+    """Score by the distance from a world's mean, in units of its spread; it detects noise of a different size."""
     middle, scale = np.median(x, axis=0), np.sqrt(_scale(x, x))
     return lambda z: np.log(np.linalg.norm((z - middle) / scale, axis=1) + TINY)
 
 
 def _exact(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
-    """Whether the very same numbers came in one world before: noise of few values repeats."""
+    """Score by whether exactly these numbers occurred before in one world; it detects noise with few values."""
     first, second = {row.tobytes() for row in x}, {row.tobytes() for row in y}
 
     def score(z: Floats) -> Floats:
@@ -250,7 +252,7 @@ def _exact(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
 
 
 def _rounds(shape: str) -> tuple[int, int] | None:
-    """Rounds and numbers of each, of an output that is one array [rounds, numbers] or equal arrays, one a round."""
+    """Return the number of rounds, and of numbers per round, of an array [rounds, numbers] or equal arrays; else None."""
     arrays = [
         tuple(int(size) for size in re.findall(r"\d+", one))
         for one in re.findall(r"\(([^)]*)\)", shape)
@@ -267,19 +269,19 @@ def _rounds(shape: str) -> tuple[int, int] | None:
 
 
 def _mean_of(rounds: int, numbers: int) -> Callable[[Floats], Floats]:
-    """The mean over rounds [runs, numbers]: where every round adds noise of its own, it is averaged."""
+    """Average over rounds, [runs, numbers]: independent noise of several rounds averages out."""
     return lambda z: z.reshape(len(z), rounds, numbers).mean(axis=1)
 
 
 def _between(rounds: int, numbers: int) -> Callable[[Floats], Floats]:
-    """What changes from each round to the next [runs, (rounds - 1) numbers]."""
+    """Change from each round to the next, [runs, (rounds - 1) numbers]."""
     return lambda z: np.diff(z.reshape(len(z), rounds, numbers), axis=1).reshape(len(z), -1)
 
 
 def _after(
     first: Callable[[Floats], Floats], then: Callable[[Floats], Floats]
 ) -> Callable[[Floats], Floats]:
-    """One function after the other."""
+    """Compose two functions: `then` is applied to the result of `first`."""
     return lambda z: then(first(z))
 
 

@@ -1,7 +1,7 @@
-"""Many canaries in each of a few runs: every site holds some, each put in or left out by a fair coin of its own.
+"""Judge a claim with many canaries per run: each site holds several, and a fair coin puts each of them in or out.
 
-The bound is that of one run (Steinke, Nasr and Jagielski 2023; Mahloujifar et al. 2024). Runs with coins of their own are
-together one run of a mechanism that does all of them, under the same promise: their canaries are judged together.
+The bound is that for one run (Steinke, Nasr and Jagielski 2023; Mahloujifar et al. 2024). Several runs with their own
+coins count as one run of a larger mechanism with the same promise. So the canaries of all runs are judged together.
 """
 
 import time
@@ -39,22 +39,22 @@ Play = Callable[[Worlds, int], Transcript]
 
 @dataclass(frozen=True)
 class Design:
-    """Who holds which canary.
+    """Which site holds which canary.
 
     Attributes
     ----------
     sites : tuple of str
-        In order.
+        Names of the sites, in order.
     claim : PrivacyClaim
-        For its unit, relation and trust.
+        The claim, which gives unit, relation and trust.
     shared : bool
-        Whether all sites hold the same rows beside their canaries.
+        Whether all sites hold the same data beside their canaries.
     held : tuple of int
-        Numbers of the canaries that a site may hold in a judged run; empty: one, that of its place.
+        Numbers of the canaries that each site may hold in a judged run. Empty: one canary, which has the site's number.
     one : bool
-        Whether there is one canary for everybody.
+        Whether all sites use one and the same canary.
     holders : tuple of int
-        Places of the sites that hold canaries in a judged run; the others hold none.
+        Indices of the sites that hold canaries in a judged run.
     """
 
     sites: tuple[str, ...]
@@ -66,10 +66,10 @@ class Design:
 
     @classmethod
     def of(cls, sites: Sequence[str], claim: PrivacyClaim, neighbours: bool) -> "Design":
-        """The design for a claim.
+        """Make the design that suits a claim.
 
-        Under local trust a site is seen alone, so that all sites may hold the same rows and the same canaries. Else
-        all are seen in one sum, in which each needs a direction of its own.
+        Under local trust the adversary sees each site's messages alone, so all sites may hold the same data and
+        canaries. Under central trust it sees one sum of all sites, so each canary needs its own direction.
         """
         if len(sites) < LEAST_SITES:
             accepted = f"at least {LEAST_SITES} are needed: they tell how large the noise is"
@@ -83,11 +83,11 @@ class Design:
 
     @property
     def of_a_run(self) -> int:
-        """Canaries of one judged run."""
+        """Number of canaries in one judged run."""
         return len(self.holders) * max(1, len(self.held))
 
     def known(self, inside: bool) -> Worlds:
-        """Worlds of a run whose coins are known: each site's own canary in, or none at all."""
+        """Return the worlds of a run with known coins: each site's own canary is in, or none is."""
         made = {}
         for place, site in enumerate(self.sites):
             own = 0 if self.one else place
@@ -97,7 +97,7 @@ class Design:
         return made
 
     def drawn(self, coins: NDArray[np.bool_]) -> Worlds:
-        """Worlds of a judged run: coins [holders, canaries of each]."""
+        """Return the worlds of a judged run, given its coins [holders, canaries per holder]."""
         made = {}
         for place, site in enumerate(self.sites):
             numbers = self.held or (place,)
@@ -118,20 +118,20 @@ class Design:
 def judge_by_canaries(
     play: Play, design: Design, canaries: int, effort: Effort, say: Say
 ) -> Judged:
-    """Two runs with known coins, then as many as hold so many canaries; one statement on all of them.
+    """Judge a claim with many canaries: two runs with known coins fit the scores, the runs after them are judged together.
 
     Parameters
     ----------
     play : callable
-        ``(worlds, seed) -> Transcript``, one run.
+        Function ``(worlds, seed) -> Transcript`` that makes one run.
     design : Design
-        Who holds what.
+        Which site holds which canary.
     canaries : int
-        At least so many are judged.
+        Smallest number of canaries to judge.
     effort : Effort
-        For its seed and its error.
+        Gives the seed and the error.
     say : callable
-        Is told the budget first.
+        Receives progress messages, the budget first.
     """
     claim, delta = design.claim, 1e-5 if design.claim.delta is None else design.claim.delta
     rng = np.random.default_rng(effort.seed)
@@ -179,7 +179,7 @@ def judge_by_canaries(
 def planned(
     design: Design, canaries: int, effort: Effort, delta: float, say: Say
 ) -> tuple[int, int]:
-    """Return the numbers of judged runs and of canaries; `say` gets both, with the most that they can prove."""
+    """Return the numbers of judged runs and of canaries; `say` receives both, and the largest bound they can prove."""
     claim = design.claim
     runs = max(1, -(-max(canaries, LEAST) // design.of_a_run))
     count = runs * design.of_a_run
@@ -193,14 +193,14 @@ def planned(
 
 @dataclass(frozen=True)
 class SeenBeside:
-    """What two runs with known coins show beside the directions of canaries.
+    """Further findings of the two runs with known coins.
 
     Attributes
     ----------
     bare : tuple of str
-        What left without noise and followed the data.
+        Names of outputs that carry no noise and depend on the data.
     notes : tuple of str
-        What was not looked at.
+        Names of outputs that were not examined.
     """
 
     bare: tuple[str, ...] = ()
@@ -210,7 +210,7 @@ class SeenBeside:
 def fitted_to(
     design: Design, all_in: Transcript, all_out: Transcript
 ) -> tuple[Design, Callable[[Transcript], Floats], SeenBeside]:
-    """Return the design with the distinguishable canaries, a function that scores them, and what was seen beside."""
+    """Return the design with the distinguishable canaries, the function that scores them, and the further findings."""
     if design.claim.trust != "local":
         server = fit_server(all_in, all_out)
         holders = tuple(told_apart(server.directions[0]))
@@ -236,21 +236,22 @@ def not_looked_at(names: Sequence[str]) -> str:
 
 
 def shares_of(canaries: int) -> tuple[float, ...]:
-    """Return the shares of canaries to guess, fixed beforehand, as each tried number of guesses uses part of the error."""
+    """Return the fractions of canaries to guess. They are fixed in advance, as each fraction that is tried uses up error."""
     return (0.5, 1.0) if canaries < 200 else (0.2, 0.5, 1.0)
 
 
 def bounds_of_signs(
     inside: Floats, outside: Floats, delta: float, alpha: float
 ) -> tuple[LowerBound, LowerBound]:
-    """Bounds from guesses by the signs of scores: in above nought, of those that lie farthest from it.
+    """Lower bounds of epsilon and mu from guesses by sign: a positive score guesses "in". The clearest scores are guessed.
 
     Parameters
     ----------
     inside, outside : array
-        Log-likelihood ratios of canaries that are in and out; one that is nought is guessed wrong.
+        Log-likelihood ratios of the canaries that are in, and of those that are out. A ratio of 0 counts as a wrong
+        guess.
     delta, alpha : float
-        Of epsilon; the chance that either bound is too large.
+        Delta of the epsilon; probability that either bound is too large.
     """
     scores = np.concatenate([inside, outside])
     right = np.concatenate([inside > 0, outside < 0])
@@ -264,7 +265,7 @@ def bounds_of_signs(
 def _bounds(
     tried: Sequence[tuple[int, int]], guessed: Sequence[int], count: int, delta: float, alpha: float
 ) -> tuple[LowerBound, LowerBound]:
-    """Both figures, each of several numbers of guesses with its share of the error."""
+    """Lower bounds of epsilon and mu, the best of several numbers of guesses, each with its share of the error."""
     sure = 1 - alpha / 2 / len(tried)
 
     def epsilon(right: int, number: int) -> float:
@@ -296,14 +297,14 @@ def _bounds(
 
 
 def ceiling_of(canaries: int, claim: PrivacyClaim, delta: float, alpha: float) -> float:
-    """What so many canaries could show, were every guess right."""
+    """Largest lower bound that so many canaries can prove: that of guesses which are all right."""
     half = canaries // 2
     found = bounds_of_signs(np.ones(half), -np.ones(canaries - half), delta, alpha)
     return next(one.ceiling for one in found if one.figure == claim.figure)
 
 
 def with_steps(judged: Judged, steps: MechanismSteps | None, **more: Any) -> Judged:
-    """A verdict with what can be proven beside what was measured."""
+    """Add to a verdict the epsilon that follows from the described steps."""
     assert judged.claim is not None
     proven = None if steps is None else prove(steps, judged.claim)
     caught = (*judged.caught, *judge_bounds(judged.claim, None, WORLD, proven=proven))
@@ -313,7 +314,7 @@ def with_steps(judged: Judged, steps: MechanismSteps | None, **more: Any) -> Jud
 def run_settings(
     claim: PrivacyClaim, worlds: Mapping[str, Any], base: str, data: str, neighbours: str, rows: int
 ) -> dict[str, Any]:
-    """What the loading of data has to know of a run."""
+    """Collect the settings of a run that the replaced data loader needs."""
     return {
         "unit": claim.unit,
         "relation": claim.relation,

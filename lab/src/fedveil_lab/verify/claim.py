@@ -1,4 +1,4 @@
-"""Claims as people write them: ``"eps=1 delta=1e-5 zero-out client total central"``."""
+"""Privacy claims as one line of text, such as ``"eps=1 delta=1e-5 zero-out client total central"``."""
 
 import math
 from dataclasses import dataclass
@@ -22,24 +22,25 @@ MUS = ("mu", "μ")
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyClaim:
-    """A promise that somebody makes for a mechanism.
+    """Privacy claim for a mechanism, which is to be tested.
 
     Attributes
     ----------
     epsilon, delta : float or None
-        (epsilon, delta)-DP; None for a claim of mu.
+        Claimed (epsilon, delta)-DP; None if a mu is claimed.
     mu : float or None
-        Gaussian DP.
+        Claimed mu of Gaussian DP; None if an epsilon is claimed.
     relation : str
-        zero-out, add/remove or replace-one.
+        Neighbouring relation: zero-out, add/remove or replace-one.
     unit : str
-        client, record, or person: several records of one client.
+        Unit of protection: client, record, or person (several records of one client).
     scope : str
-        total (of everything that the mechanism returns) or round (of each of its rounds alone).
+        total: the claim is for everything that the mechanism returns. round: for each of its rounds alone.
     trust : str
         central: the adversary sees what is published. local: the adversary is the server.
     gaussian : bool
-        Whether the mechanism is described as Gaussian noise without sampling, so that its epsilon stands for a mu.
+        Whether the mechanism is described as Gaussian noise without sampling. Then epsilon and delta are converted to a
+        mu.
     """
 
     epsilon: float | None = None
@@ -95,12 +96,12 @@ class PrivacyClaim:
 
     @property
     def judged_by_mu(self) -> bool:
-        """Whether a lower bound of mu judges it; else only epsilon at its delta does."""
+        """Whether the claim is judged by a lower bound of mu; else it is judged by epsilon at its delta."""
         return self.mu is not None or (self.gaussian and bool(self.delta))
 
     @property
     def most(self) -> float:
-        """The largest figure that it allows: a mu where mu judges it, else an epsilon."""
+        """The largest figure that the claim allows: a mu if mu judges it, else an epsilon."""
         if self.mu is not None:
             return self.mu
         assert self.epsilon is not None
@@ -111,7 +112,7 @@ class PrivacyClaim:
 
     @property
     def figure(self) -> str:
-        """The figure that judges it: mu or epsilon."""
+        """Name of the figure that judges the claim: mu or epsilon."""
         return "mu" if self.judged_by_mu else "epsilon"
 
     def epsilon_at(self, delta: float) -> float:
@@ -131,7 +132,7 @@ class PrivacyClaim:
 
 
 def _number(text: str, word: str) -> tuple[str, float]:
-    """Name and value of ``eps=1``."""
+    """Split a word such as ``eps=1`` into name and value."""
     name, _, written = word.partition("=")
     names = {
         **dict.fromkeys(EPSILONS, "epsilon"),
