@@ -32,14 +32,14 @@ CUDA = ("engines", "cnn")
 
 _HEAD = """# Benchmarks
 
-FedVeil beside pfl-research, Flower and a plain loop, on two cores: the table has each target and what was measured. Every
-timing, and which command, commit and machine made it: [all figures](../results/bench/measured.md). Machines differ:
-compare ratios, not milliseconds.
+FedVeil was compared with pfl-research, Flower and a plain loop on two cores. The table has each target and what was
+measured. [All figures](../results/bench/measured.md) have every timing, with command, commit and machine. Machines
+differ: compare ratios, not milliseconds.
 
 `make bench` builds an environment with the peers, measures every part (under 20 minutes on two cores) and writes both
-pages; no figure is typed by hand. FedVeil runs with its defaults: clipping, noise, ledger and accounting are on. The
-peers do the same work in turn with it, in one process; Flower runs in processes of its own. Every worker has one thread
-inside PyTorch. A ratio is of minimums, which disturbances hardly reach; one of medians stands in brackets."""
+pages. FedVeil runs with its defaults: clipping, noise, ledger and accounting are on. The peers do the same work in turn
+with it, in one process; Flower runs in processes of its own. Every worker has one thread inside PyTorch. A ratio is of
+minimums, which disturbances hardly change; the ratio of medians is in brackets."""
 
 _MEASURED_HEAD = """# All figures of the benchmarks
 

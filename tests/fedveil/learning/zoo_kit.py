@@ -411,10 +411,9 @@ ZOO = [
 
 HEAD = """# Networks as people write them
 
-FedVeil trains a network to the same numbers as plain PyTorch (same seed and batches, float32: within 1e-4), or refuses it
-by name before the first round. Each network below is small and has the form that libraries and tutorials give it.
-`tests/fedveil/learning/test_zoo.py` compares it with a loop written by hand, which clips each gradient at record level.
-`python tests/fedveil/learning/zoo_kit.py` writes this page.
+FedVeil trains a network to the numbers of plain PyTorch (same seed and batches, float32: within 1e-4), or refuses it by
+name before the first round. Each network below is small, in the form of libraries and tutorials. At record level it is
+compared with a loop that clips each gradient. `python tests/fedveil/learning/zoo_kit.py` writes this page.
 
 """
 TABLE = """
@@ -440,8 +439,9 @@ def page() -> str:
         f"| {name} | {without} | {'the same' if inside == without else inside} |"
         for name, without, inside in others
     ]
+    listed = "\n".join(f"- {name}" for name in plain)
     return (
-        f"{HEAD}Trained both without noise inside and at record level: {'; '.join(plain)}.\n{TABLE}"
+        f"{HEAD}These train both without noise inside and at record level:\n\n{listed}\n{TABLE}"
         + ("\n".join(rows) + "\n" + TAIL)
     )
 
