@@ -1,4 +1,4 @@
-"""What an adversary learns: threat models, observations, statistics, verdicts; a package for each family of attacks."""
+"""Privacy and poisoning attacks: threat models, observations, statistics and verdicts; one package per family."""
 
 from fedveil_lab.attacks.bounds import EpsilonBound as EpsilonBound
 from fedveil_lab.attacks.bounds import GameResult as GameResult

@@ -1,6 +1,6 @@
-"""Bounds of epsilon and mu that scores of attacks prove: from many runs, or from the canaries of one.
+"""Lower bounds of epsilon and mu from attack scores: of many runs, or of the canaries in one run.
 
-Scores of what is in come first, of what is out second, as in `fedveil_lab.attacks.statistics`; higher means in.
+Scores with the target come first, scores without it second, as in `fedveil_lab.attacks.statistics`; higher means in.
 """
 
 import math
@@ -30,16 +30,16 @@ _LARGEST = 100.0  # mu or epsilon that is looked at
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """Lower bound on epsilon that follows from error rates.
+    """Lower bound on epsilon from an attack's error rates.
 
     Attributes
     ----------
     lower : float
         Lower bound at `confidence`; 0 if nothing is proven.
     ceiling : float
-        Bound that so many runs without an error would prove: no audit of this size proves more.
+        Bound that this number of runs would prove without any error; no audit of this size proves more.
     delta : float
-        Delta of the promise that is tested.
+        Delta of the tested promise.
     confidence : float
         Confidence of the bound.
     """
@@ -58,7 +58,7 @@ def epsilon_bound(
     delta: float = 0.0,
     confidence: float = CONFIDENCE,
 ) -> EpsilonBound:
-    """Bound epsilon from below by both error rates at a threshold that was chosen on other runs.
+    """Bound epsilon from below by both error rates at a threshold chosen on other runs.
 
     (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta, and the same for the complements. With one-sided bounds
     TPR_low and FPR_high, each at half the error, epsilon >= log((TPR_low - delta) / FPR_high), and likewise for (1 -
@@ -87,7 +87,7 @@ def joint_bound(
 ) -> EpsilonBound:
     """Bound epsilon by several attacks on the same runs, at 95%: the largest bound, each at its share of the error.
 
-    The largest of k bounds at 95% is none at 95% (Bonferroni): the more attacks are tried, the sooner one is lucky.
+    The largest of k bounds at 95% each does not hold at 95%, so the error is divided among them (Bonferroni).
 
     Parameters
     ----------
@@ -104,12 +104,12 @@ def joint_bound(
 
 
 def epsilon_ceiling(runs: int, delta: float = 0.0) -> float:
-    """Return the largest epsilon that so many runs in each world can prove, at 95%."""
+    """Largest epsilon that `runs` runs in each world can prove, at 95%."""
     return epsilon_of_rates(rate(runs, runs).low, rate(0, runs).high, delta)
 
 
 def epsilon_of_rates(true: float, false: float, delta: float = 0.0) -> float:
-    """Return the least epsilon that allows a true positive rate of at least `true` and a false one of at most `false`."""
+    """Smallest epsilon that allows true positive rates of at least `true` and false ones of at most `false`."""
     bounds = [0.0]
     for above, below in ((true, false), (1 - false, 1 - true)):
         if above > delta and below > 0:
@@ -118,7 +118,7 @@ def epsilon_of_rates(true: float, false: float, delta: float = 0.0) -> float:
 
 
 def mu_of_rates(true: float, false: float) -> float:
-    """Return the least mu of Gaussian DP that allows such rates; below 0 where they are no better than a guess."""
+    """Smallest mu of Gaussian DP that allows these rates; below 0 if they are worse than guessing."""
     return float(
         scipy.special.ndtri(true) - scipy.special.ndtri(false)
     )  # -inf where nothing is sure
@@ -135,13 +135,14 @@ class GameResult:
     epsilon_lower : float
         Lower bound of the epsilon of a pure (delta = 0) promise.
     ceiling : float
-        The largest mu that so many runs can certify.
+        Largest mu that this number of runs can prove.
     runs : int
-        Independent runs of the mechanism in each world (the unit of replication).
+        Number of independent runs of the mechanism in each world.
     confidence : float
         Confidence of the bounds.
     rates : tuple of float
-        Bounds from which both follow: a lower one of the true positive rate, an upper one of the false positive rate.
+        Lower bound of the true positive rate, and upper bound of the false positive rate, from which both bounds
+        follow.
     """
 
     mu_lower: float
@@ -152,10 +153,10 @@ class GameResult:
     rates: tuple[float, float]
 
     def beyond(self, epsilon: Callable[[float], float], deltas: Sequence[float] = DELTAS) -> float:
-        """Return the most by which the rates exceed a promised curve, delta to epsilon; below 0 if they exceed it nowhere.
+        """Return the most by which the rates exceed a promised curve (delta to epsilon); at most 0 if they never do.
 
-        (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta at every delta of the curve. At a small delta little is
-        found, as few runs bound no small rates.
+        (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta at every delta of the curve. Few runs cannot bound small
+        rates, so little is found at a small delta.
         """
         true, false = self.rates
         return max(
@@ -174,7 +175,7 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
     Parameters
     ----------
     inside, outside : array
-        [n] and [m] scores, one an independent run; at least 4 each.
+        Scores [n] and [m] of independent runs, at least 4 each.
     confidence : float
         Confidence of the bounds.
 
@@ -208,20 +209,20 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
 
 @dataclass(frozen=True)
 class OneRun:
-    """Bounds that one run proves.
+    """Lower bounds that the canaries of one run prove.
 
     Attributes
     ----------
     mu, epsilon : float
         Lower bounds of the Gaussian-DP parameter, and of epsilon at `delta`; 0 if nothing is proven.
     mu_ceiling, epsilon_ceiling : float
-        The largest bounds that so many canaries can prove.
+        Largest bounds that this number of canaries can prove.
     correct, guesses : int
-        Right guesses and all guesses, at the number that proved the most mu.
+        Numbers of right guesses and of all guesses behind the largest bound of mu.
     canaries : int
         Number m of canaries.
     delta, confidence : float
-        Delta, and confidence of each bound by itself.
+        Delta of the epsilon, and confidence of each bound alone.
     """
 
     mu: float
@@ -243,7 +244,7 @@ def one_run(
     confidence: float = CONFIDENCE,
     shares: Sequence[float] = SHARES,
 ) -> OneRun:
-    """Bound mu and epsilon by the scores of one run's canaries, each put in or left out by a coin of its own.
+    """Bound mu and epsilon by the scores of one run's canaries; a fair coin put each of them in or out.
 
     Sources: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run" (arXiv 2305.08846, theorem
     5.2), for (epsilon, delta); Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run"
@@ -252,17 +253,16 @@ def one_run(
     (out). The number of guesses is fixed beforehand, or several numbers share the error (Bonferroni). Equal scores are
     guessed wrong.
 
-    A bound is a lower one: it may refute a promise, and never proves one. Its ceiling is the bound of the same number
-    of guesses, all right.
+    A lower bound can refute a promise, but never proves one. Its ceiling is the bound if all guesses were right.
 
     Parameters
     ----------
     inside, outside : array
-        [n] and [m] scores of the canaries that are in and out; at least ten in all.
+        Scores [n] and [m] of the canaries that are in and out; at least ten in all.
     delta, confidence : float
         Delta and confidence of the bounds.
     shares : sequence of float
-        Shares of the canaries about which the adversary guesses.
+        Shares of the canaries about which the adversary guesses, fixed in advance.
 
     Raises
     ------
@@ -296,18 +296,17 @@ def paired_run(
 ) -> OneRun:
     """Bound mu and epsilon by pairs of one run, where a fair coin put one of each pair in and left the other out.
 
-    A coin that falls otherwise replaces one by the other, so the bounds are for replacement; see `one_run`. Of the
-    pairs whose scores differ most the adversary guesses that the one with the higher score is in. Equal scores are
-    guessed wrong.
+    A coin with the other result replaces one unit by the other, so the bounds are for replace-one; see `one_run`. The
+    adversary guesses about the pairs whose scores differ most: the higher score is in. Equal scores count as wrong.
 
     Parameters
     ----------
     differences : array
-        [m], score of the one that is in less that of the other; at least ten.
+        Score differences [m], in minus out; at least ten.
     delta, confidence : float
         Delta and confidence of the bounds.
     shares : sequence of float
-        Shares of the pairs about which the adversary guesses.
+        Shares of the pairs about which the adversary guesses, fixed in advance.
 
     Raises
     ------
@@ -329,7 +328,7 @@ def paired_run(
 def _of_guesses(
     tried: Sequence[tuple[int, int]], m: int, delta: float, confidence: float
 ) -> OneRun:
-    """Make the bounds from several numbers of guesses (right ones, and all), which share the error."""
+    """Make the bounds from several pairs (right guesses, all guesses), which share the error."""
     sure = 1 - (1 - confidence) / len(tried)
     mu = [mu_bound_of_guesses(right, n, m, sure) for right, n in tried]
     correct, guesses = tried[int(np.argmax(mu))]
@@ -349,10 +348,10 @@ def _of_guesses(
 def epsilon_bound_of_guesses(
     correct: int, guesses: int, canaries: int, delta: float, confidence: float
 ) -> float:
-    """Return the largest epsilon that so many right guesses refute (theorem 5.2 of 2305.08846).
+    """Largest epsilon that `correct` right guesses refute (theorem 5.2 of arXiv 2305.08846).
 
-    With B binomial over the guesses at e^epsilon / (e^epsilon + 1), so many or more are right with a probability of at
-    most P[B >= correct] + 2 m delta max_i P[correct > B >= correct - i] / i.
+    B is binomial over the guesses, with success probability e^epsilon / (e^epsilon + 1). At least `correct` guesses are
+    right with probability at most P[B >= correct] + 2 m delta max_i P[correct > B >= correct - i] / i.
     """
     _check(correct, guesses, canaries)
 
@@ -368,10 +367,10 @@ def epsilon_bound_of_guesses(
 
 
 def mu_bound_of_guesses(correct: int, guesses: int, canaries: int, confidence: float) -> float:
-    """Return the largest mu that so many right guesses refute (algorithm 3 of 2410.22235).
+    """Largest mu that `correct` right guesses refute (algorithm 3 of arXiv 2410.22235).
 
-    r and h hold the probabilities of exactly i right guesses (weighted) and of more, from `correct` downward. If their
-    sum would exceed the share of guesses, such luck is rarer than 1 - confidence under mu-Gaussian DP.
+    r and h hold the (weighted) probabilities of exactly i right guesses, and of more than i, from `correct` downward.
+    If their sum exceeds the share of guesses, the result has probability below 1 - confidence under mu-Gaussian DP.
     """
     _check(correct, guesses, canaries)
 

@@ -1,4 +1,4 @@
-"""An adversary's observations, data and capabilities: an attack that needs more is refused."""
+"""Observations, data and capabilities of an adversary; an attack that needs more is refused."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,7 +43,7 @@ class ThreatError(FedVeilError, ValueError):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """Adversary, and its capabilities.
+    """Name and capabilities of an adversary.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class ThreatModel:
     capabilities : frozenset of str
         Names of `CAPABILITIES`.
     lacking : mapping of str to str
-        Reason for each missing capability, for the refusal.
+        Reason for each missing capability, for error messages.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class ThreatModel:
         Raises
         ------
         ThreatError
-            If a capability is missing; the text names it, with the reason if known.
+            If a capability is missing; the message names it, with the reason if known.
         """
         missing = [
             f"{c!r} ({self.lacking.get(c, CAPABILITIES[c])})"
@@ -88,19 +88,18 @@ class ThreatModel:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """Exactly what crossed the trust boundary to an adversary in one run of R rounds.
+    """Everything that an adversary received in one run of R rounds.
 
     Attributes
     ----------
     models : Tensor
-        [R + 1, k, d], every broadcast, the first one included.
+        All broadcasts [R + 1, k, d], the first one included.
     cohort : int
-        Clients planned for a round, which is public.
+        Planned number of clients per round, which is public.
     published : sequence of mapping
         Metrics that clients were shown, for each of the R rounds; empty without any.
     sent : Tensor
-        [c, R, d], the updates that the adversary's c clients sent, against the broadcast; 0 for a client that took no
-        part.
+        Updates that the adversary's c clients sent, relative to the broadcast, [c, R, d]; 0 if a client took no part.
     """
 
     models: Tensor
@@ -129,7 +128,7 @@ class Observation:
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """One release as the server received it, with what its client had received before.
+    """One client's model as the server received it, with the broadcast that the client had received.
 
     Attributes
     ----------
@@ -138,9 +137,9 @@ class Received:
     partition : int
         Client that sent it.
     starts : Tensor
-        [k, d], the broadcast of that round.
+        Broadcast of the round, [k, d].
     model : Tensor
-        [d], the model that arrived, after every protection.
+        Model that arrived, after every protection, [d].
     """
 
     round: int
@@ -150,22 +149,22 @@ class Received:
 
     @property
     def start(self) -> Tensor:
-        """The hypothesis [d] nearest to the model: the start of training if there is one hypothesis, else the best guess."""
+        """The broadcast hypothesis [d] nearest to the model, taken as the start of the client's training."""
         return self.starts[int((self.starts - self.model).norm(dim=1).argmin())]
 
     @property
     def update(self) -> Tensor:
-        """Update of the client, [d], with the noise in it."""
+        """The client's update [d], including its noise."""
         return self.model - self.start
 
 
 class ServerView:
-    """A probe that keeps what an adversary at the server sees: each received model with its start.
+    """Probe that keeps what an adversary at the server sees: each received model with its start.
 
     Attributes
     ----------
     received : list of Received
-        Releases in order of rounds and partitions; a reply that is no finite model [d] is left out.
+        Releases sorted by round and partition; replies that are not a finite model [d] are left out.
     """
 
     name = "server view"
@@ -188,7 +187,7 @@ class ServerView:
 
 
 def _once(work_out: WorkedOut) -> WorkedOut:
-    """Cache an adversary's computation on models and data."""
+    """Cache the result of a method of `Knowledge` by its models and data."""
 
     @wraps(work_out)
     def kept(knowledge: "Knowledge", at: Tensor, data: ClientData) -> Tensor:
@@ -203,26 +202,26 @@ def _once(work_out: WorkedOut) -> WorkedOut:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """Knowledge of an adversary before a run begins; none of it crosses the boundary during the run.
+    """What an adversary knows before a run begins.
 
-    Losses and gradients are computed once, as several attacks use the same ones.
+    Losses and gradients are cached, as several attacks use the same ones.
 
     Attributes
     ----------
     model : torch.nn.Module
-        The architecture; every client knows it.
+        Model architecture, which every client knows.
     layout : Layout
         Layout of the model.
     loss : str
-        Loss by which clients train.
+        Name of the loss that clients minimise.
     shadow : ClientData
-        The adversary's idea of the target's data.
+        Data that the adversary uses as the target's.
     reference : ClientData, optional
         Examples of the same kind on which nobody trains.
     outsider : Tensor, optional
-        [d], a model of the adversary's own making that never saw the target (from reference and own data).
+        Model [d] that the adversary trained on reference and own data, without the target.
     clip : float, optional
-        Public bound to which the server cuts updates.
+        Public norm to which the server clips updates.
     """
 
     model: nn.Module
@@ -238,7 +237,7 @@ class Knowledge:
 
     @cached_property
     def _writable(self) -> nn.Module:
-        """Copy the model in evaluation mode, once; later parameters overwrite those of the copy.
+        """Copy the model in evaluation mode, once; parameters are later written into the copy.
 
         Its kernels have the memory order that `predict` gives them.
         """
@@ -265,7 +264,7 @@ class Knowledge:
 
     @_once
     def loss_of(self, models: Tensor, data: ClientData) -> Tensor:
-        """Compute the mean loss of [R] broadcasts [R, k, d] on data, each of the hypothesis that fits best; float64 [R]."""
+        """Compute the mean loss on data of [R] broadcasts [R, k, d], each by its best hypothesis; float64 [R]."""
         function, model, rows = loss_of(self.loss), self._writable, []
         batches = [self._inputs(part) for part in torch.split(data.x, 1024)]
         with torch.no_grad():
@@ -281,7 +280,7 @@ class Knowledge:
 
 @dataclass(frozen=True, eq=False)
 class Attack(ABC):
-    """An attack: its file names its source, its needs, and the equation by which it scores.
+    """Base class of participation attacks; each documents its source, its needs and its equation.
 
     Parameters
     ----------
@@ -293,7 +292,7 @@ class Attack(ABC):
     Attributes
     ----------
     name, summary : str
-        Name in the registry, and a line for tables.
+        Name in the registry, and a one-line summary for tables.
     needs : frozenset of str
         Capabilities that the attack needs.
     cumulative : bool
@@ -309,7 +308,7 @@ class Attack(ABC):
     cumulative: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse an adversary that cannot run this attack."""
+        """Refuse an adversary that lacks a capability this attack needs."""
         self.threat.require(self.name, self.needs)
 
     @abstractmethod
@@ -326,7 +325,7 @@ class Attack(ABC):
 
 
 class Attacks(Registry[Kind]):
-    """Attacks by name; each registered class gets its name."""
+    """Registry of attacks; each registered class gets its name."""
 
     def register(self, name: str) -> Callable[[Kind], Kind]:
         """Make a decorator that registers the class; see `Registry`."""

@@ -1,6 +1,6 @@
-"""Test of declared noise: residuals of many releases against independent standard normal numbers.
+"""Test whether released noise is as declared: residuals must be independent standard normal numbers.
 
-A residual is a release less the same release without noise, divided by the declared deviation. Residuals [parties,
+A residual is a release minus the same release without noise, divided by the declared deviation. Residuals [parties,
 rounds, coordinates] must be independent standard normal numbers. Each test below has an exact null distribution; each
 kind's smallest p-value is multiplied by the tests of that kind and by the number of kinds (Bonferroni), so that p
 bounds the rate of false alarms, however the tests depend on each other.
@@ -67,12 +67,12 @@ class _Tests:
 
 
 def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
-    """Test noise of every kind; the smallest p-value first.
+    """Run all tests of declared noise; return one result per kind, the smallest p-value first.
 
     Parameters
     ----------
     noise : Tensor
-        [k, t, d] float64: residuals of k parties in t rounds over d coordinates, over the declared deviation.
+        Residuals of k parties in t rounds over d coordinates, float64 [k, t, d], divided by the declared deviation.
     resolution : float
         Resolution of the numbers, in deviations: the width of the grid, if noise lies on one. Smaller numbers count as
         this one.

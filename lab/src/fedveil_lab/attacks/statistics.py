@@ -1,4 +1,4 @@
-"""Areas and rates from scores of attacks, with their uncertainty; `bounds` has epsilon and mu.
+"""ROC areas and rates from attack scores, with confidence intervals; `bounds` has epsilon and mu.
 
 The first array always holds scores of what is in (runs with the target, members, canaries that are in), the second
 scores of what is out. Higher means in; the direction is fixed beforehand. Thresholds come from other runs (rehearsals,
@@ -23,7 +23,7 @@ EXPECTED_ALARMS = 10  # a rate of true positives is given where so many non-memb
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, and its interval from so many runs."""
+    """A figure with its confidence interval, and the number of runs behind it."""
 
     point: float
     low: float
@@ -61,13 +61,13 @@ def auc_interval(
     inside, outside : array
         [n] and [m] scores, one for each run; at least two each.
     seed : int
-        Of the bootstrap.
+        For the bootstrap.
     resamples : int
         Of the bootstrap.
     confidence : float
         Confidence of the interval.
     widened : bool
-        False leaves the bare percentile bootstrap, which is too narrow: for statistics that are defined by it.
+        False returns the plain percentile bootstrap, which is too narrow; for statistics defined by it.
     """
     first, second = _scores("inside", inside), _scores("outside", outside)
     won, share = wins(first, second), (1 - confidence) / 2
@@ -149,15 +149,15 @@ def advantage(inside: ArrayLike, outside: ArrayLike, threshold: float) -> Estima
 
 
 def runs_for_rate(alpha: float) -> int:
-    """Return the number of runs without the target that are needed for a true positive rate at the false rate alpha."""
+    """Number of runs without the target that a true positive rate at false positive rate `alpha` needs."""
     return math.ceil(EXPECTED_ALARMS / alpha - 1e-9)
 
 
 def true_rate_at(inside: ArrayLike, outside: ArrayLike, alpha: float) -> Estimate | None:
-    """Estimate the true positive rate where the false one is at most alpha; None where runs are too few.
+    """Estimate the true positive rate at a false positive rate of at most `alpha`; None with too few runs.
 
-    The threshold is the empirical quantile of the runs without the target, so the interval is that of the true
-    positives alone.
+    The threshold is the empirical quantile of the runs without the target, so the interval covers the true positives
+    only.
     """
     first, second = _scores("inside", inside), _scores("outside", outside)
     if len(second) < runs_for_rate(alpha):

@@ -1,4 +1,4 @@
-"""Verdict: the result of one attack of any family against one setting, and what must not be read into it."""
+"""Verdict: the result of one attack against one setting, and notes on how it may be read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,7 +27,7 @@ _WORK = 2e9  # pairs times resamples of the bootstrap
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One figure of an attack with its uncertainty.
+    """Result of one attack against one setting: a figure with its uncertainty.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Verdict:
     n : int
         Independent units behind the interval.
     replication : str
-        The kind of unit: one run, one image, one client.
+        Kind of unit: a run, an image or a client.
     without_defence : float or None
         The same figure of the same attack without a defence.
     valid : bool or None
@@ -85,7 +85,7 @@ class Verdict:
 
     @classmethod
     def of(cls, estimate: Estimate | float, **rest: Any) -> Self:
-        """Make the verdict of an estimate, or of a figure without an interval."""
+        """Make a verdict from an estimate, or from a figure without an interval."""
         if isinstance(estimate, Estimate):
             one = estimate
         else:
@@ -143,12 +143,12 @@ class Participation(Verdict):
 
     @property
     def auc(self) -> Estimate:
-        """The point and its interval."""
+        """Area under the ROC curve, with its interval."""
         return Estimate(self.point, self.low, self.high)
 
     @property
     def succeeds(self) -> bool:
-        """Whether chance is ruled out."""
+        """Whether the attack is better than chance, by its interval."""
         return bool(beats_guessing(self.auc, 0.5))
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,22 +174,22 @@ def judge(
     relation: str = "",
     threat: str = "",
 ) -> Participation:
-    """Judge an attack by its score for each run.
+    """Judge a participation attack by its scores of runs.
 
     Parameters
     ----------
     attack, setting : str
-        Names.
+        Names of the attack and of the attacked setting.
     inside, outside : array
         [n], [m] final scores of the evaluated runs.
     rehearsed : pair of array, optional
         Final scores of other runs, for the threshold.
     threshold : float, optional
-        The threshold itself, e.g. 0 for a log-likelihood ratio.
+        Threshold, e.g. 0 for a log-likelihood ratio.
     delta : float
         Delta of the bounded epsilon.
     relation, threat
-        Values for the result.
+        Relation between the worlds, and capabilities, for the result.
     """
     inside, outside = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
     resamples = int(min(RESAMPLES, max(200, _WORK // max(1, inside.size * outside.size))))

@@ -1,7 +1,7 @@
-"""Audits: games that are played over cells, and their verdicts on attacks.
+"""Audit games: each plays runs with known answers, and judges how often an attack is right.
 
-The room is not named ``audit``, like the function ``fedveil.audit``. Python would bind both to one name of the package,
-so that the one imported last would hide the other.
+The package is not named ``audit``, because ``fedveil.audit`` is a function. Two things of one name would hide each
+other.
 """
 
 from fedveil_lab.games.game import GAMES as GAMES

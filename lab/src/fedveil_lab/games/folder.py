@@ -1,4 +1,4 @@
-"""Owner of an audit's folder: one configuration, one game, one question."""
+"""The folder of an audit: it holds one configuration, one game and one question."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ PLACE = frozenset({"device", "workers"})
 
 
 def differing(path: Path, spec: Mapping[str, Any], config: Config) -> Sequence[str]:
-    """List what differs between the audit in a folder and this one; empty where there is no audit, or the same one.
+    """List what differs between the audit in a folder and this one; empty if there is none, or the same one.
 
     Parameters
     ----------
     path : Path
-        The folder.
+        Folder of the audit.
     spec : mapping
-        The game's name, and its question.
+        Name of the game, and its question.
     config : Config
-        Configuration that is attacked.
+        Attacked configuration.
 
     Raises
     ------
@@ -59,12 +59,12 @@ def _configured(path: Path, config: Config) -> list[str]:
 
 
 def refuse_another(path: Path, spec: Mapping[str, Any], config: Config) -> None:
-    """Refuse a folder that holds another audit.
+    """Refuse a folder that holds a different audit.
 
     Raises
     ------
     FieldError
-        Naming what differs.
+        If the folder holds a different audit; the message says what differs.
     """
     different = differing(path, spec, config)
     if different:

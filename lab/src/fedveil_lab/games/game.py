@@ -1,12 +1,12 @@
 """Games: which runs to play, and how to judge an attack by them.
 
-A game is a plain class of a configuration and options. `check` refuses what cannot work before anything is written;
-`cells` are its runs, the undefended federation's among them; `judge` makes verdicts of their outcomes. The cells'
-probes hold the adversary's view of a run. `fedveil_lab.attacks.ServerView` keeps what arrives at the server. A probe
-that judges a run (`fedveil_lab.runs.runner.Judge`) leaves its figures in the outcome, so that they outlive the process.
-A malicious client is a behaviour of the configuration.
+A game is a class made from a configuration and options. `check` refuses what cannot work before anything is written.
+`cells` lists its runs, also those of the undefended federation. `judge` makes verdicts from their outcomes. Probes of
+the cells hold the adversary's view of a run. `fedveil_lab.attacks.ServerView` keeps what arrives at the server. A probe
+that judges a run (`fedveil_lab.runs.runner.Judge`) stores its figures in the outcome. A malicious client is a behaviour
+of the configuration.
 
-A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFIG --game name`` plays it.
+Register your own game by ``@GAMES.register("name")``. Then ``fedveil audit CONFIG --game name`` plays it.
 """
 
 import json
@@ -48,7 +48,7 @@ FLAGS = {"world": "--out-world"}  # options that the command line calls otherwis
 
 @dataclass(frozen=True)
 class Refused:
-    """An attack that could not be run, with the reason."""
+    """An attack that could not be run, and the reason."""
 
     attack: str
     setting: str
@@ -57,18 +57,18 @@ class Refused:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """Findings of a game.
+    """Result of a game: verdicts on attacks, and notes.
 
     Attributes
     ----------
     verdicts : sequence of Verdict
-        A verdict for each attack and setting.
+        One verdict for each attack and setting.
     refused : list of Refused
         Attacks that could not be run.
     values : dict
-        Further contents of audit.json.
+        Further values for audit.json.
     notes : list of str
-        Notes that only the finished runs allow.
+        Notes on the finished runs.
     """
 
     verdicts: Sequence[Verdict]
@@ -81,33 +81,33 @@ Found = TypeVar("Found", bound=Judgement, covariant=True)
 
 
 class Game(Protocol[Found]):
-    """A way to attack federations; `known` holds the names of its attacks."""
+    """Protocol of games: a way to attack federations; `known` holds the names of its attacks."""
 
     known: ClassVar[Collection[str]]
 
     def __init__(self, config: Config, compare: bool = False, **options: Any) -> None:
-        """Take the question: `compare` means every setting of ``[compare]``; ``attacks`` is one of the options."""
+        """Take configuration and options; `compare` plays every setting of ``[compare]``. One option is ``attacks``."""
 
     @property
     def name(self) -> str:
-        """Its name in the registry."""
+        """Name of the game in the registry."""
 
     @property
     def config(self) -> Config:
-        """The configuration that is attacked."""
+        """The attacked configuration."""
 
     @property
     def together(self) -> bool:
-        """Whether the runs are many and small, and are played side by side."""
+        """Whether the runs are many and small, so that they are played side by side."""
 
     def question(self) -> dict[str, Any]:
-        """Plain values of the question, for the folder."""
+        """Return the question as plain values, for the folder."""
 
     def check(self) -> list[str]:
-        """Refuse a question that cannot work; return notes on oddities."""
+        """Refuse a question that cannot work; return notes for the user."""
 
     def cells(self) -> Sequence[Cell]:
-        """The runs."""
+        """List the runs of the game."""
 
     def judge(self, finished: Finished) -> Found:
         """Make verdicts from finished runs."""
@@ -120,18 +120,18 @@ class Attacking:
     Parameters
     ----------
     config : Config
-        Configuration of one run, or with the settings of a comparison.
+        Configuration of one run or of a comparison.
     compare : bool
-        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+        Whether to play every setting of ``[compare]`` instead of the one in ``[privacy]``.
     attacks : tuple of str
-        Names of attacks that the game knows; without any, the usual ones.
+        Names of attacks of this game; empty: its usual ones.
     replicates : int
-        Number of units behind a verdict.
+        Number of runs or clients behind each verdict; see the game.
 
     Raises
     ------
     FieldError
-        For an attack that is unknown, and too few replicates.
+        If an attack is unknown, or there are too few replicates.
     """
 
     config: Config
@@ -156,7 +156,7 @@ class Attacking:
         }
 
     def usual(self) -> Iterable[str]:
-        """The attacks that are played if none is asked for."""
+        """List the attacks that are played if none is asked for."""
         return self.known
 
     @cached_property
@@ -171,7 +171,7 @@ class Attacking:
 
 
 class Unconfigured:
-    """Base of games whose runs no configuration describes."""
+    """Base class of games whose runs are not described by a configuration."""
 
     known: ClassVar[Collection[str]] = ()
     together: ClassVar[bool] = True
@@ -190,23 +190,23 @@ GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {}, group="fedveil.g
 def game_of(
     config: Config, name: str | None = None, attacks: Sequence[str] = (), **options: Any
 ) -> Game[Judgement]:
-    """Build a game from a question.
+    """Make the game that plays the given attacks.
 
     Parameters
     ----------
     config : Config
-        Configuration that is attacked.
+        Attacked configuration.
     name : str, optional
-        Name in `GAMES`; by default the game that all `attacks` belong to, and among several the first: participation.
+        Name in `GAMES`. Default: the game that has all `attacks`; among several the first, participation.
     attacks : sequence of str
-        Names of attacks, or of the game itself, which stands for its usual ones.
+        Names of attacks, or the name of a game for its usual attacks.
     **options
         Options of that game.
 
     Raises
     ------
     FieldError
-        For attacks of several games, and for an option that the game does not have.
+        If attacks belong to different games, or the game lacks an option.
     """
     if name is None:
         playing = {attack: _games_of(attack) for attack in attacks}
@@ -254,26 +254,26 @@ def play(
     jobs: int = 1,
     executor: Factory | None = None,
 ) -> Found:
-    """Play a game: run what is not finished, and judge.
+    """Play a game: make the runs that are not finished yet, and judge all of them.
 
     Parameters
     ----------
     game : Game
         The game.
     out : path, optional
-        Keeps the runs; the same call goes on there, and more attacks or replicates find what is there. Another
-        configuration, game or question is refused.
+        Folder that keeps the runs. The same call continues there, and more attacks or replicates use the runs in it.
+        Another configuration, game or question is refused.
     progress : Progress, optional
-        Receives the progress.
+        Receives the progress of runs.
     jobs : int
-        Number of runs at once, for games that play one run at a time.
+        Number of parallel runs, for games that play one run at a time.
     executor : callable, optional
-        Makes another executor of the runs; see `Store.run`.
+        Makes the executor of the runs; see `Store.run`.
 
     Raises
     ------
     FieldError
-        If something does not fit, before anything is written.
+        If something does not fit; nothing is written then.
     """
     began, progress = perf_counter(), progress or Silent()
     if out is None:
@@ -319,7 +319,7 @@ def play(
 
 
 def _played(config: Config) -> dict[str, Any]:
-    """Return the conditions of a game; values that are not measured on data name their source themselves."""
+    """Return the conditions under which a game was played; values not measured on data name their source."""
     if not hasattr(config, "data"):
         return {"versions": versions()}
     about = provenance(f"{config.data.name}, as in {config.name}", [config.seed])
@@ -331,7 +331,7 @@ VANILLA = "vanilla"
 
 @dataclass(frozen=True)
 class Planned:
-    """One setting: its label, its configuration, and the setting whose average sigma it takes, or ""."""
+    """One setting: its label, its configuration, and the label of the setting whose average sigma it uses, or ""."""
 
     label: str
     config: Config

@@ -1,8 +1,8 @@
-"""The game of inversion: what the server reconstructs of the images behind one release of each client.
+"""Inversion game: the server reconstructs the images behind one release of each client.
 
-One round of each setting is played on clients that train on a few images of their own. The game asks for a client's
-worst risk, and larger batches reveal less. Noises of known length, nu times the update's, stand beside the settings as
-a scale. The last client is not attacked: its images are the server's reference.
+One round of each setting is played. Each client trains on a few images only, since larger batches reveal less and the
+game asks for the worst risk. For scale, noises of known norm (nu times that of the update) are attacked as well. The
+last client is not attacked: its images are the server's reference.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -45,7 +45,7 @@ TRUSTED = "the server is trusted there, and receives what clients trained: what 
 
 @dataclass(frozen=True, eq=False)
 class InversionAudit(Judgement):
-    """A finished game of inversion; `inverted` has the pictures, `promises` the promise of each attacked round."""
+    """Result of an inversion game; `inverted` has the images, `promises` the promise of each attacked round."""
 
     inverted: Inverted | None = None
     pixels: tuple[float, float] = (0.0, 1.0)
@@ -55,22 +55,22 @@ class InversionAudit(Judgement):
 @GAMES.register("inversion")
 @dataclass(frozen=True, eq=False)
 class InversionGame(Attacking):
-    """Game of the server that reconstructs images behind a release.
+    """Inversion game, in which the server reconstructs images from a client's release.
 
     Parameters
     ----------
     config : Config
-        Configuration of one run, or with the settings of a comparison; only its first round is played.
+        Configuration of one run or of a comparison; only the first round is played.
     compare : bool
-        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+        Whether to play every setting of ``[compare]`` instead of the one in ``[privacy]``.
     attacks : tuple of str
-        Names of `INVERSIONS`; by default those that fit the number of images.
+        Names from `INVERSIONS`. Default: those that suit the number of images.
     replicates : int
         Largest number of attacked clients; the last client is not attacked.
     images : int
         Images on which each attacked client trains.
     double : bool
-        Clients train and send float64, in which attacks that solve equations are exact.
+        Whether clients train and send in float64. Attacks that solve equations need it to be exact.
     """
 
     images: int = 1
@@ -102,12 +102,12 @@ class InversionGame(Attacking):
 
     @cached_property
     def setups(self) -> list[Setup]:
-        """Make the setup of each setting; the data are the same."""
+        """Make the setup of each setting, all with the same data."""
         return [prepare(planned.config) for planned in self.settings]
 
     @cached_property
     def runs(self) -> list[Cell]:
-        """Make a run for a round of each setting, then of each noise; releases stay in the probe, none on disk."""
+        """Make a one-round run for each setting and each noise; releases stay in memory, in the probe."""
         played: list[tuple[str, Setup, Method | None]] = []
         for planned, setup in zip(self.settings, self.setups, strict=True):
             played.append((planned.label, setup, None))
@@ -126,7 +126,7 @@ class InversionGame(Attacking):
         return self.runs
 
     def check(self) -> list[str]:
-        """Refuse clients with too few images, and training that cannot be simulated."""
+        """Refuse clients with too few images, and training that the attacks cannot simulate."""
         setup = self.setups[0]
         if (
             setup.dealt.dataset.task != "classification"
@@ -194,7 +194,7 @@ class InversionGame(Attacking):
         )
 
     def _federation(self, setup: Setup, method: Method | None) -> Federation:
-        """Make a federation whose clients train on a few images; a noise has a method of its own."""
+        """Make a federation whose clients train on a few images; `method` replaces the method for runs with plain noise."""
         learner = setup.learner
         execution = Execution(learner=learner, single_examples=True)
         changes: dict[str, Any] = {}
@@ -211,7 +211,7 @@ class InversionGame(Attacking):
 
     @cached_property
     def _clients(self) -> list[ClientData]:
-        """Give each client a few images to train on, and hold out its others."""
+        """Make clients that train on a few images; their other images are held out."""
         few, clients = self.images, []
         for c in self.setups[0].dealt.clients:
             x, masks, rest_x, rest_y = c.x, c.masks, None, None

@@ -1,8 +1,8 @@
-"""The game of membership: what the server learns about single records, or persons, in runs as they are configured.
+"""Membership game: the server guesses which records or persons were in a run's training data.
 
 Members are the clients' training records. Half of the held-out records are non-members, the other half are the
-adversary's reference. A person is in or out with all her records; her score is their mean. Each run is judged by
-itself; runs differ in the seed.
+adversary's reference. A person is in or out with all her records, and her score is their mean. Each run is judged
+alone; runs differ in the seed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,9 +41,9 @@ BY_CLIENT = ("fedmia", "fedmia-by-class", "fedmia-same-classes")  # attack each 
 
 
 class MembershipView(RecordsView):
-    """A probe that keeps what the server sees, and judges each attack after the run.
+    """Probe that keeps what the server sees, and judges each attack after the run.
 
-    Clients that did not reply in every round are left out.
+    Clients that did not answer in every round are left out.
     """
 
     name = "membership"
@@ -76,18 +76,18 @@ def records_of(
     models: Tensor,
     table: Sequence[Sequence[Received]] | None,
 ) -> ServerRecords:
-    """Measure the records of clients: training records are members, every second held-out record is a non-member.
+    """Collect the server's view of clients' records: training records are members, half of the held-out ones non-members.
 
     Parameters
     ----------
     held : sequence of ClientData
-        Data of K clients.
+        Data of the K clients.
     tools : (Module, Layout)
-        The model, and its layout.
+        Model and its layout.
     models : Tensor
-        [R, d], the global model after each round.
+        Global model after each round, [R, d].
     table : sequence of sequence of Received, optional
-        [rounds][K], what each client sent; None where nobody kept it, and then no attack may ask for odds.
+        What each client sent, [rounds][K]. None if it was not kept; then attacks that need it cannot be played.
     """
     out_x, out_y = held_out(held)
     x = torch.cat([*(client.x for client in held), out_x[::2], out_x[1::2]])
@@ -117,16 +117,16 @@ def records_of(
 @GAMES.register("membership")
 @dataclass(frozen=True, eq=False)
 class MembershipGame(Attacking):
-    """Game of an honest-but-curious server that looks for records, or persons; see `MEMBERSHIPS`.
+    """Membership game of an honest-but-curious server that looks for records or persons.
 
     Parameters
     ----------
     config, compare
         See `ParticipationGame`.
     attacks : tuple of str
-        Names of `MEMBERSHIPS`; by default all that need no shadow models, on persons if persons are protected.
+        Names from `MEMBERSHIPS`. Default: all that need no shadow models, on persons if persons are protected.
     replicates : int
-        Runs of each setting, each under its own seed; from 3 runs on there is an interval.
+        Number of runs per setting, each with its own seed; 3 or more give an interval.
     """
 
     replicates: int = 3
@@ -145,7 +145,7 @@ class MembershipGame(Attacking):
 
     @cached_property
     def small(self) -> str:
-        """Name the clients with too few records for an attack of their own; an empty text if there are none."""
+        """Name the clients with too few records for their own attack; "" if there are none."""
         for seed in range(self.config.seed, self.config.seed + self.replicates):
             clients = deal_out(self.config.data, seed).clients
             if self.config.stopping is not None:
@@ -166,13 +166,13 @@ class MembershipGame(Attacking):
 
     @cached_property
     def settings(self) -> list[Planned]:
-        """List the undefended federation first; settings that match another's sigma are left out."""
+        """List the settings, the undefended federation first; those that match another's sigma are left out."""
         every = settings_of(self.config, self.compare)
         return [planned for planned in every if not planned.matches]
 
     @cached_property
     def of_run(self) -> dict[tuple[str, int], Cell]:
-        """Return the cell of every run."""
+        """Map each setting and run number to its cell."""
         verdicts = {}
         for planned in self.settings:
             for i in range(self.replicates):
@@ -181,7 +181,7 @@ class MembershipGame(Attacking):
         return verdicts
 
     def check(self) -> list[str]:
-        """Refuse data without classes, or without records held out."""
+        """Refuse data without classes or without held-out records."""
         setup = prepare(self.settings[-1].config)
         task = setup.dealt.dataset.task
         if task != "classification":
@@ -204,7 +204,7 @@ class MembershipGame(Attacking):
         return list(self.of_run.values())
 
     def judge(self, finished: Finished) -> Judgement:
-        """Make one verdict for each attack and setting, over runs; ``roc`` has rates of the first run."""
+        """Make one verdict per attack and setting, over all runs; ``roc`` has the rates of the first run."""
         scores: dict[tuple[str, str], list[dict[str, Any]]] = {}
         refused: dict[tuple[str, str], list[str]] = {}
         roc: dict[str, dict[str, list[list[float]]]] = {}
@@ -252,7 +252,7 @@ def _over_runs(
     bare: Sequence[float],
     refused: Sequence[str],
 ) -> Verdict:
-    """Average over runs, with Student's interval from three runs on; `refused` names the attacks left out, and why."""
+    """Average an attack's result over runs, with Student's interval for three or more."""
     values = [float(one["figures"]) for one in runs]
     interval, n = student_interval(values), len(values)
     point, notes, details = float(np.mean(values)), list[str](), dict[str, float]()

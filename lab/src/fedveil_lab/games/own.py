@@ -1,4 +1,4 @@
-"""The game of participation on federations that a function makes: its cells, and their verdicts."""
+"""Participation game on federations that a user's function makes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ Make = Callable[..., Federation]  # (clients, method, seed), and local= where a 
 def make_one(
     make: Make, clients: Clients, method: AnyMethod | None, seed: int, **more: LocalTraining
 ) -> Federation:
-    """Call a user's function, and refuse a wrong result."""
+    """Call a user's function that makes a federation, and refuse a wrong result."""
     written = "lambda clients, method, seed: fv.Federation(..., clients=clients, method=method, seed=seed)"
     try:
         signature(make).bind(clients, method, seed, **more)
@@ -53,24 +53,24 @@ def make_one(
 
 @dataclass(frozen=True, eq=False)
 class OwnGame(Unconfigured):
-    """The game of participation on federations that a function makes, by attacks that need models and examples alone.
+    """Participation game on federations made by a function; its attacks need only models and examples.
 
     Parameters
     ----------
     make : callable
         Function that makes the federation.
     worlds : mapping of bool to sequence
-        The clients, with the target and without.
+        Clients of both worlds: with the target (True) and without.
     settings : mapping of str to method
-        The undefended one first.
+        Method of each setting; the undefended one comes first.
     rounds, runs : int
-        Rounds of each run, and runs in each world.
+        Number of rounds per run, and of runs per world.
     held : tuple of ClientData
-        The attacker's data: the target's examples, and perhaps others on which nobody trains.
+        The attacker's data: the target's examples, optionally followed by examples on which nobody trains.
     relation : str
-        Relation between the worlds.
+        Neighbouring relation of the two worlds.
     delta : float
-        Delta of the epsilons.
+        Delta of the bounded epsilons.
     """
 
     make: Make
@@ -86,7 +86,7 @@ class OwnGame(Unconfigured):
 
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
-        """Return the cell of every run; rehearsals and runs have seeds of their own, alike in all settings."""
+        """Map each case to its cell; rehearsals and runs have different seeds, the same in all settings."""
         cells = {}
         for case in cases_of(self.settings, [HONEST], max(REHEARSALS, self.runs // 2), self.runs):
             seed = 2 * (case.index + (10**6 if case.phase == "run" else 0)) + case.inside
@@ -98,11 +98,11 @@ class OwnGame(Unconfigured):
         return cells
 
     def cells(self) -> list[Cell]:
-        """The runs."""
+        """List the runs of the game."""
         return [*self.of_case.values()]
 
     def judge(self, finished: Finished) -> Audit:
-        """Return the verdicts on finished runs; `values` of the audit has the stated promise."""
+        """Make verdicts from finished runs; `values` of the audit holds the stated promise."""
         done, names = {}, LossView(*self.held).figures
         for case, cell in self.of_case.items():
             outcome = finished.outcomes[cell.key]
@@ -122,14 +122,14 @@ class OwnGame(Unconfigured):
 
 
 class LossView:
-    """A probe that scores each round by the attacks that need only models and examples.
+    """Probe that scores each round by attacks which need only models and examples.
 
     Parameters
     ----------
     shadow : ClientData
         The target's examples.
     reference : ClientData, optional
-        Examples on which nobody trains, for the calibrated attack; its outsider's model is the first broadcast.
+        Examples on which nobody trains, for the calibrated attack. Its reference model is the first broadcast.
     """
 
     name = "losses on the target's examples"
@@ -143,7 +143,7 @@ class LossView:
 
     @property
     def figures(self) -> Collection[str]:
-        """The attacks."""
+        """Names of the attacks, which are the figures of each round."""
         return [kind.name for kind in self._kinds]
 
     def __call__(self, seen: Seen) -> dict[str, float]:
@@ -166,7 +166,7 @@ class LossView:
 
 
 def _audited(make: Make, clients: Clients, method: AnyMethod | None, seed: int) -> Federation:
-    """Make a federation; refuse clients with statistics of their own, which these attacks do not model."""
+    """Make a federation; refuse clients with their own statistics, which these attacks do not model."""
     federation = make_one(make, clients, method, seed)
     if federation.own_buffers:
         accepted = (

@@ -1,9 +1,9 @@
-"""The game of participation: one federation is played again and again, and others guess whether one client took part.
+"""Participation game: a federation is run many times, and clients guess whether one other client took part.
 
-Played on every setting of a comparison, it sets accuracy beside the success of attacks.
+On every setting of a comparison it compares accuracy with the success of attacks.
 
-The same attacks always run against the federation without its defence too: an attack that fails there says nothing
-about the defence. Every run has its own data, first model, training order, cohorts and noise.
+The attacks also run against the federation without its defence: an attack that fails there says nothing about the
+defence. Every run has its own data, first model, training order, cohorts and noise.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -57,26 +57,26 @@ COMPARED = ("loss", "calibrated-loss", "likelihood-ratio", "own-update", "adapti
 @GAMES.register("participation")
 @dataclass(frozen=True, eq=False)
 class ParticipationGame(Attacking):
-    """Game of a client that tries to detect the participation of another.
+    """Participation game of a client that tries to detect whether another client takes part.
 
     Parameters
     ----------
     config : Config
-        Configuration of one run, or with the settings of a comparison; the embedded engine plays it.
+        Configuration of one run or of a comparison; the embedded engine runs it.
     compare : bool
-        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+        Whether to play every setting of ``[compare]`` instead of the one in ``[privacy]``.
     attacks : tuple of str
-        Names of `ATTACKS`; without any, all of them.
+        Names from `ATTACKS`; empty: all of them.
     replicates : int
-        Evaluated runs in each world; half as many more (at least 8) are rehearsals.
+        Number of evaluated runs per world. Half as many (at least 8) are added as rehearsals.
     target, attacker : int, optional
-        Partitions; by default the first client attacks the last.
+        Partitions of target and attacker. Default: the first client attacks the last.
     colluders : int, optional
-        Number of clients that pool what they sent, the attacker included; by default 2, where there are so many.
+        Number of clients, with the attacker, that share what they sent. Default: 2, if there are enough clients.
     shadow : {"clean", "noisy", "partial", "public"}
-        The target's data that the adversary holds.
+        Which data of the target the adversary holds.
     world : {"replace", "twin", "remove", "empty", "itself"}, optional
-        What stands in the target's place. The default is the first that can be played of these: the one for the first
+        What replaces the target in the other world. Default: the first playable one of these: the world for the first
         guarantee's relation, "replace", "remove" (as with natural clients), "empty".
     """
 
@@ -95,7 +95,7 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def dealt(self) -> Dealt:
-        """Deal out the data of an ordinary run."""
+        """Divide the data among clients as in an ordinary run."""
         return deal_out(self.config.data, self.config.seed)
 
     @cached_property
@@ -108,7 +108,7 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def _worlds(self) -> list[str]:
-        """List the worlds without the target that may be played, the usual first: by the promise, or with another client."""
+        """List the possible worlds without the target, the preferred first."""
         promised = next(map(world_of, filter(None, map(self._relation, self.settings))), "replace")
         return list(dict.fromkeys((promised, "replace", "remove", "empty")))
 
@@ -117,7 +117,7 @@ class ParticipationGame(Attacking):
         return World.of(n, self.target, self.attacker, stand_in, self.shadow, self.colluders, seed)
 
     def _lacking(self, roles: World) -> FieldError | None:
-        """Return why a world cannot be played: nobody can stand in, or a client without examples takes no part."""
+        """Return why a world cannot be played, or None."""
         for planned in self.settings:
             if roles.stand_in == "empty" and planned.config.privacy.method == "record":
                 accepted = f"has a client that takes no noisy step in {planned.label!r}: use --out-world remove or replace"
@@ -134,7 +134,7 @@ class ParticipationGame(Attacking):
         return None
 
     def _relation(self, planned: Planned) -> str:
-        """Return the relation of a client's promise in a setting's models, or ""; metrics beside them have no world."""
+        """Return the relation of a client's promise for a setting's models, or ""."""
         with suppress(FieldError):
             quiet = planned.config.model_copy(update={"publish": Publishing()})
             promise = promised(prepared(quiet)).guarantee
@@ -144,12 +144,12 @@ class ParticipationGame(Attacking):
 
     @property
     def rehearsals(self) -> int:
-        """Number of rehearsed runs in each world."""
+        """Number of rehearsals in each world."""
         return max(REHEARSALS, self.replicates // 2)
 
     @cached_property
     def cases(self) -> list[Case]:
-        """List every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
+        """List every run: for each setting, honest and crafted updates as needed, rehearsals and evaluated runs."""
         kinds, labels = [], [planned.label for planned in self.settings]
         matched = any(planned.matches for planned in self.settings)
         if matched or set(self.chosen) - {Active.name}:
@@ -160,10 +160,10 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
-        """Return the cell of each run.
+        """Map each case to its cell.
 
-        A setting that matches another's sigma takes the average sigma of the other's rehearsals with the target, as
-        metric privacy's sigma depends on the clients that take part.
+        A setting that matches another's sigma uses the average sigma of the other's rehearsals with the target. Metric
+        privacy's sigma depends on the participating clients.
         """
         by_label, cells = {planned.label: planned for planned in self.settings}, dict[Case, Cell]()
         for case in self.cases:
@@ -178,7 +178,7 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def _others(self) -> tuple[type[Attack], ...]:
-        """Return the attacks that a user registered, and those that weigh their scores."""
+        """Return attacks that a user registered, and attacks on weighted scores."""
         parts = list[type[Attack]]()
         for name in self.chosen:
             kind = ATTACKS.get(name)
@@ -192,7 +192,7 @@ class ParticipationGame(Attacking):
         return tuple(dict.fromkeys(part for part in parts if part not in own))
 
     def rehearsed(self, label: str, cells: Mapping[Case, Cell]) -> tuple[Cell, ...]:
-        """Return the rehearsals with the target of a setting, whose average sigma a matching setting uses."""
+        """Return a setting's rehearsals with the target; a matching setting uses their average sigma."""
         cases = [Case(label, HONEST, "rehearsal", True, i) for i in range(self.rehearsals)]
         return tuple(cells[case] for case in cases)
 
@@ -200,7 +200,7 @@ class ParticipationGame(Attacking):
         return [*self.of_case.values()]
 
     def check(self) -> list[str]:
-        """Refuse what no adversary could do and what cannot be dealt out; return notes on oddities."""
+        """Refuse adversaries that are impossible, and data that cannot be divided; return notes for the user."""
         last = self.settings[-1].config
         world = self.roles.model_copy(
             update={"anew": False, "stand_in": "empty", "shadow": "clean"}
@@ -243,7 +243,7 @@ class ParticipationGame(Attacking):
                 raise errors[0]
 
     def judge(self, finished: Finished) -> Audit:
-        """Compute figures from finished runs."""
+        """Make the verdicts from finished runs."""
         delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
         done = {}
         for case, cell in self.of_case.items():
@@ -274,7 +274,7 @@ class ParticipationGame(Attacking):
 
 
 def _afterthoughts(replicates: Sequence[Replicate]) -> list[str]:
-    """Return notes that only the finished runs allow."""
+    """Return notes on the finished runs."""
     notes = []
     lacking = [replicate for replicate in replicates if replicate.missing]
     if lacking:
@@ -324,12 +324,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def check_audit(config: Config, replicates: int) -> None:
-    """Refuse what cannot be audited, before anything is run; 0 replicates are no audit.
+    """Refuse an audit that cannot work, before anything is run; 0 replicates mean no audit.
 
     Raises
     ------
     FieldError
-        For too few replicates or clients, or too few examples to put another client in one's place.
+        If there are too few replicates or clients, or too few examples for a replacement client.
     """
     if not replicates:
         return
@@ -338,15 +338,15 @@ def check_audit(config: Config, replicates: int) -> None:
 
 
 def attack_settings(config: Config, folder: Path, replicates: int, progress: Progress) -> None:
-    """Attack every setting of the comparison in a folder; replicates that are there are not played again."""
+    """Attack every setting of the comparison in a folder; finished replicates are not repeated."""
     play(ParticipationGame(config, True, COMPARED, replicates), folder / AUDIT, progress)
 
 
 def with_attacks(summaries: Sequence[Summary], folder: Path) -> list[Summary]:
-    """Add "audits" to the summaries of the comparison in a folder, in ``comparison.json`` too.
+    """Add "audits" to the summaries of a comparison, also in its ``comparison.json``.
 
-    "audited" says that there was an audit, for a setting against which no attack counts. An attack counts if it works
-    without the defence, or evidently against that setting.
+    "audited" marks a setting that was attacked, but without a valid attack. An attack is valid if it works without the
+    defence, or evidently against that setting.
     """
     attacks = _attacks(folder / AUDIT / RESULT)
     attacked = []
@@ -359,7 +359,7 @@ def with_attacks(summaries: Sequence[Summary], folder: Path) -> list[Summary]:
 
 
 def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return attack, auc, low, high and runs of the attacks that count, by setting, the strongest first.
+    """Return attack, auc, low, high and runs of the valid attacks by setting, the strongest first.
 
     Raises
     ------

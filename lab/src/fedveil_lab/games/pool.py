@@ -1,4 +1,4 @@
-"""Examples that nobody was dealt, given out once each, in chosen shares of the classes."""
+"""Pool of examples that no client holds; each is given out at most once."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ Proportions = NDArray[np.float64]
 
 
 class Pool:
-    """Examples that nobody was dealt, given out once each.
+    """Pool of examples that no client holds; each is given out at most once.
 
     Parameters
     ----------
     x, y : Tensor
-        [N, ...], [N, ...].
+        Inputs [N, ...] and targets [N, ...].
     dataset : DataSet
-        Set of these examples.
+        Data set of the examples.
     """
 
     def __init__(self, x: Tensor, y: Tensor, dataset: DataSet) -> None:
@@ -31,16 +31,16 @@ class Pool:
 
     @property
     def left(self) -> int:
-        """Number of examples that are left."""
+        """Number of examples that are not given out yet."""
         return int(self._left.sum())
 
     def short_of(self, size: int, share: Proportions) -> tuple[int, ...]:
-        """List the classes with too few examples for so many in these shares."""
+        """List the classes with too few examples for `size` examples in the shares `share`."""
         free = np.bincount(self._strata[self._left], minlength=len(share))
         return tuple(c for c, wanted in enumerate(apportion(size, share)) if wanted > free[c])
 
     def take(self, size: int, share: Proportions, rng: np.random.Generator) -> Tensor:
-        """Take the rows of so many examples, in these shares of the classes as far as there are any."""
+        """Take rows for `size` examples, in the class shares `share` as far as possible."""
         chosen: list[int] = []
         for c, wanted in enumerate(apportion(size, share)):
             free = rng.permutation(np.flatnonzero(self._left & (self._strata == c)))
@@ -51,7 +51,7 @@ class Pool:
         return torch.from_numpy(rng.permutation(np.array(chosen + short, dtype=np.int64)))
 
     def client(self, rows: Tensor, name: str, held_out: int = 0) -> ClientData:
-        """Make one party's data of these rows, the last of them held out."""
+        """Make one client's data from rows, the last `held_out` of them held out."""
         train, test = rows[: len(rows) - held_out], rows[len(rows) - held_out :]
         own = self._x[train]
         x = own_scale(own, self._columns, own)
@@ -67,14 +67,14 @@ class Pool:
 
 
 def strata_of(y: Tensor, dataset: DataSet) -> NDArray[np.int64]:
-    """Return classes [N], or one stratum for all without classes."""
+    """Return classes [N], or a single stratum 0 for data without classes."""
     if dataset.task == "classification":
         return y.numpy().astype(np.int64)
     return np.zeros(len(y), dtype=np.int64)
 
 
 def proportions_of(y: Tensor, dataset: DataSet) -> Proportions:
-    """Return the share of each class among these examples."""
+    """Return the share of each class."""
     strata = strata_of(y, dataset)
     counts = np.bincount(
         strata, minlength=dataset.classes if dataset.task == "classification" else 1
@@ -84,7 +84,7 @@ def proportions_of(y: Tensor, dataset: DataSet) -> Proportions:
 
 
 def apportion(size: int, share: Proportions) -> Sequence[int]:
-    """Distribute so many examples in these shares, by largest remainders."""
+    """Divide `size` examples in the shares `share`, by largest remainders."""
     exact = size * share
     quota = np.floor(exact).astype(np.int64)
     for c in np.argsort(-(exact - quota), kind="stable")[: size - int(quota.sum())]:

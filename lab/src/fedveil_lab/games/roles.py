@@ -1,4 +1,4 @@
-"""Attackers and targets in an audit of participation: the table ``[world]``, and configurations that have one."""
+"""Roles in a participation audit: attackers and target in the table ``[world]``, and configurations with this table."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ WORLDS = {
 
 
 def world_of(relation: str) -> str:
-    """Name the world to play for a neighbouring relation: the first with that relation."""
+    """Name the first world whose neighbouring relation is `relation`."""
     return next(world for world, stands_for in WORLDS.items() if stands_for == relation)
 
 
@@ -77,11 +77,11 @@ class World(Section):
 
     @property
     def attacker(self) -> int:
-        """The first colluder, who asks on behalf of all."""
+        """The first colluder, who attacks on behalf of all."""
         return self.colluders[0]
 
     def roles(self) -> dict[str, Any]:
-        """Return roles and data of attackers and target, for reports."""
+        """Return roles and data of attackers and target as plain values, for reports."""
         who = {"target": self.target, "attacker": self.attacker, "colluders": self.colluders}
         return {**who, "world": self.stand_in, "shadow": self.shadow}
 
@@ -96,12 +96,12 @@ class World(Section):
         colluding: int | None = None,
         base: int = 0,
     ) -> "World":
-        """Check and fill in for n clients: by default the first attacks the last, and two collude if there are three.
+        """Make the roles among `n` clients. Default: the first attacks the last, and with three clients two collude.
 
         Raises
         ------
         FieldError
-            If there are not two clients, one attacks itself, or there are fewer clients than colluders.
+            If there are fewer than two clients, a client attacks itself, or there are too few colluders.
         """
         if n < 2:
             raise FieldError(
@@ -140,7 +140,7 @@ class World(Section):
 
 
 class AuditedConfig(Config):
-    """A configuration of one run with or without a target: `Config` and the table ``[world]``.
+    """Configuration of one audited run: `Config` with the table ``[world]``.
 
     Attributes
     ----------
@@ -154,7 +154,7 @@ class AuditedConfig(Config):
 
     @classmethod
     def of(cls, config: Config, world: World, **changes: Any) -> "AuditedConfig":
-        """Combine a configuration and a world, with other changes, without checking either again."""
+        """Combine a configuration, roles and other changes without checking them again."""
         values = {name: getattr(config, name) for name in Config.model_fields}
         given = config.model_fields_set | {"world", *changes}
         return cls.model_construct(_fields_set=given, **{**values, **changes, "world": world})
@@ -183,7 +183,7 @@ class AuditedConfig(Config):
         Raises
         ------
         FieldError
-            If there is such a table; the text names the first one.
+            If there is such a table; the message names the first one.
         """
         beside = "does not go together with an audit's world"
         if self.stopping is not None:

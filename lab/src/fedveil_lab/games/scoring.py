@@ -1,4 +1,4 @@
-"""From scores to verdicts: thresholds and likelihoods come from rehearsals, figures from the other runs."""
+"""Verdicts from scores: rehearsals set thresholds and likelihoods, the other runs give the figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,16 +41,16 @@ HONEST, MALICIOUS = "honest", "crafted"  # what the adversary sends
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One run.
+    """One run of a participation game: its setting, world and number.
 
     Attributes
     ----------
     setting : str
-        The defence, or "vanilla".
+        Label of the defence, or "vanilla".
     kind : {"honest", "crafted"}
         What the adversary sends.
     phase : {"rehearsal", "run"}
-        Rehearsals teach thresholds and likelihoods; runs are evaluated.
+        Rehearsals set thresholds and likelihoods; runs are evaluated.
     inside : bool
         Whether the target takes part.
     index : int
@@ -64,14 +64,14 @@ class Case:
     index: int
 
     def seed(self, base: int) -> int:
-        """Seed of data, first model, training and noise: the same in every setting, so that settings are compared alike."""
+        """Seed of data, first model, training and noise; it is the same in every setting, for a fair comparison."""
         return keyed_seed("audit", base, self.phase, int(self.inside), self.index)
 
 
 def cases_of(
     settings: Iterable[str], kinds: Sequence[str], rehearsals: int, runs: int
 ) -> list[Case]:
-    """List every run of some settings in both worlds, each first with the target."""
+    """List all runs of the settings in both worlds, the one with the target first."""
     cases = []
     for setting, kind in product(settings, kinds):
         for phase, count in (("rehearsal", rehearsals), ("run", runs)):
@@ -82,18 +82,18 @@ def cases_of(
 
 @dataclass(frozen=True)
 class Replicate:
-    """Kept figures of one run.
+    """Figures that are kept of one run.
 
     Attributes
     ----------
     case : Case
-        The run's place in the audit.
+        Setting, world and number of the run.
     summary : Summary
-        Summary of the run.
+        The run's summary.
     scores : dict of str to list of float
-        A score for each round, for each attack that could run.
+        Scores by attack, one per round.
     refused : dict of str to str
-        Attacks that could not run, and why.
+        Attacks that could not run, with the reason.
     missing : sequence of int
         Classes of the target that the shadow set lacks.
     """
@@ -112,7 +112,7 @@ class Replicate:
 
     @property
     def stopped(self) -> str:
-        """Reason why the run ended early, or ""."""
+        """Why the run ended early, or ""."""
         return str(self.summary.values["stopped"])
 
     @property
@@ -124,7 +124,7 @@ class Replicate:
 
     @property
     def relation(self) -> str:
-        """Relation of the guarantee's epsilon; "" where it has none for a client."""
+        """Neighbouring relation of the client's epsilon; "" without one."""
         parties = self.summary.values["guarantees"]
         party = parties.get("server") or parties["worst client"]
         if "epsilon" not in party or party["unit"] in PARTS:
@@ -133,7 +133,7 @@ class Replicate:
 
 
 def never_drawn(config: Config, n: int, world: World, cases: Sequence[Case]) -> list[Case]:
-    """List the cases whose target is in no cohort of n clients: such a run has no target, whatever its world is called."""
+    """List the cases in which the target is in no cohort of the `n` clients, so that the run has no target at all."""
     size = config.clients_per_round or n
     lost = []
     for case in cases:
@@ -149,18 +149,18 @@ UNPLAYED = "was not played"
 
 @dataclass(frozen=True)
 class Sequential:
-    """Decisions of the adaptive attack.
+    """Decisions of the adaptive (sequential) attack.
 
     Attributes
     ----------
     wanted : float
-        Error rate of either kind for which the boundaries are set.
+        Error rate, of either kind, for which the boundaries are set.
     miss, alarm : Estimate
-        Measured rates: "out" for runs with the target, "in" for runs without.
+        Measured error rates: miss is "out" with the target, alarm is "in" without it.
     undecided : int
-        Runs that ended without a decision, of both worlds.
+        Number of runs without a decision, over both worlds.
     rounds_in, rounds_out : float
-        Median number of rounds to a decision (all rounds, where there was none).
+        Median number of rounds until a decision, in each world; all rounds if there is none.
     """
 
     wanted: float
@@ -173,16 +173,16 @@ class Sequential:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scored(Participation):
-    """One attack in one setting, with the data for figures.
+    """Result of one attack in one setting, with the data for figures.
 
     Attributes
     ----------
     inside, outside : Tensor
-        [n, R], evidence after each round of the evaluated runs.
+        Evidence after each round of the evaluated runs with the target and without, [n, R].
     sequential : Sequential or None
-        Decisions, for the adaptive attacks.
+        Decisions of an adaptive attack.
     supposed : bool
-        Whether it looks at metrics that are not published in this way.
+        Whether the attack uses metrics that are not published in this way.
     """
 
     inside: Tensor
@@ -191,7 +191,7 @@ class Scored(Participation):
     supposed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, verdicts included."""
+        """Return plain values for JSON, verdicts included."""
         values = super().to_dict()
         supposed, sequential = values.pop("supposed"), values.pop("sequential")
         scores = {
@@ -203,12 +203,12 @@ class Scored(Participation):
 
 @dataclass(frozen=True, eq=False)
 class Audit(Judgement):
-    """A finished game of participation.
+    """Result of a participation game.
 
     Attributes
     ----------
     settings : tuple of str
-        The undefended federation first.
+        Labels of the settings, the undefended federation first.
     together : dict of str to EpsilonBound
         Joint bound of all attacks at 95%, by setting.
     """
@@ -219,21 +219,21 @@ class Audit(Judgement):
 
 
 def modes_of(attack: str) -> tuple[str, ...]:
-    """List the rows of an attack: one for each way of publishing, where it looks at published metrics."""
+    """List the ways of publishing for which an attack has a row each; one row if it uses no published metrics."""
     if "metrics" in ATTACKS[attack].needs:
         return tuple(PUBLISHED)
     return ("",)
 
 
 def row_of(attack: str, mode: str) -> str:
-    """Return the name of an attack in tables."""
+    """Return the name of an attack's row in tables."""
     if not mode:
         return attack
     return f"{attack} ({mode})"
 
 
 def attack_of(row: str) -> str:
-    """The attack of a row: inverse of `row_of`."""
+    """Return the attack of a row: the inverse of `row_of`."""
     return row.partition(" (")[0]
 
 
@@ -250,17 +250,17 @@ def judge_all(
     Parameters
     ----------
     replicates : mapping
-        Finished replicates.
+        Finished runs by case.
     settings : sequence of str
-        Labels; the first is the federation without its defence.
+        Labels of the settings; the first is the undefended federation.
     attacks : iterable of str
-        Names of `ATTACKS`.
+        Names from `ATTACKS`.
     world : str
-        Name of `WORLDS`: what stands in the target's place.
+        Name from `WORLDS`: what replaces the target.
     delta : float
         Delta of the bounded epsilon.
     published : {"off", "noised", "clear"}
-        How metrics are published; attacks on other ways are marked as supposed.
+        How metrics are published. Attacks on other ways are marked as supposed.
     """
     audit = Audit(settings=tuple(settings))
     for attack in attacks:

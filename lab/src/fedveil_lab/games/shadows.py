@@ -1,11 +1,11 @@
-"""Membership with shadow models: the scores of `fedveil_lab.attacks.membership` on the models of one run.
+"""Membership attacks with shadow models on the models of one run.
 
-There are three targets: the last global model, the last update of each of a few clients, and its updates of the last
-rounds (the mean of the scores). Shadow models of the first target begin at the first model. They see half of all
-records in question, or all records of half of the persons. Those of the others begin at the broadcast, and see half of
-the client's training records and half of as many held-out ones. Shadow models are trained and clipped as clients are,
-and noised as the attacked model was, as far as a Gaussian can be. Where the noise is inside training, each is the last
-model of a whole federation.
+There are three targets. They are the last global model, the last update of each of a few clients, and a client's
+updates of the last rounds (mean of the scores). Shadow models of the global model begin at the first model. They train
+on half of all records in question, or on all records of half of the persons. Shadow models of updates begin at the
+broadcast. They train on half of the client's training records and half of equally many held-out ones. Shadow models are
+trained and clipped like clients. Gaussian noise like that of the attacked model is added. If the noise is inside
+training, each shadow model is the last model of a whole federation.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -43,23 +43,23 @@ MODELS, LAST, CLIENTS = (
 
 
 class RecordsView:
-    """A probe that keeps what the server sees, and after the run judges attacks on single records."""
+    """Probe that keeps what the server sees, and judges attacks on single records after the run."""
 
     name: ClassVar[str]
     figures: Collection[str] = ()
     shadowed: ClassVar[bool]  # whether its attacks need shadow models
 
     def begin(self, setup: Setup) -> None:
-        """Take the records in question; see `fedveil_lab.runs.runner.Judge`."""
+        """Take the records to be attacked; see `fedveil_lab.runs.runner.Judge`."""
         self._setup, self._clients, self._view = setup, list(setup.clients), ServerView()
 
     def load(self, setup: Setup) -> int:
-        """Count every release."""
+        """Count all releases of the run."""
         return setup.config.rounds * (len(setup.dealt.clients) + 1)
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """Conclude about each attack, as `fedveil_lab.attacks.membership.records.concluded` does."""
+        """Judge each attack, as `fedveil_lab.attacks.membership.records.concluded` does."""
         own = [name for name in MEMBERSHIPS if shadowed(name) is cls.shadowed]
         conclusions = []
         for judge in judges:
@@ -77,7 +77,7 @@ def shadowed(name: str) -> bool:
 
 
 class ShadowView(RecordsView):
-    """A probe that keeps the last models, and after the run judges each attack with shadow models."""
+    """Probe that keeps the last models, and judges each attack with shadow models after the run."""
 
     name = "membership by shadow models, trained round by round"
     shadowed = True
@@ -88,7 +88,7 @@ class ShadowView(RecordsView):
         self._last, self._signals_of = torch.zeros(()), dict[str, list[tuple[list[Signals], int]]]()
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Take one round's releases, and the size of their noise."""
+        """Keep one round's releases, and the size of their noise."""
         self._view(seen)
         self._last, layout, side = seen.models[0], seen.federation.layout, self._setup.method.client
         if side.trust == "central":
@@ -182,7 +182,7 @@ class ShadowView(RecordsView):
         places: Tensor | None = None,
         people: bool = False,
     ) -> Signals:
-        """Train shadow models, and query them and the attacked one; `places` [N] is the client of each record."""
+        """Train shadow models, and query them and the attacked model; `places` [N] is the client of each record."""
         learner, seed = self._setup.learner, self._setup.config.seed
         model, layout = learner.model, learner.layout
         if people and asked.person is not None:
@@ -201,7 +201,7 @@ class ShadowView(RecordsView):
         return signals(model, layout, attacked, vectors, inside, asked, others)
 
     def _played(self, number: int, asked: ClientData, places: Tensor, inside: Tensor) -> Tensor:
-        """Play the federation with each client's part of one shadow model's records, and return its last model."""
+        """Run the federation on the records of one shadow model, and return its last model."""
         config = self._setup.config
         clients = [_some(asked, inside & (places == i)) for i in range(len(self._clients))]
         federation = self._setup.made(
@@ -229,7 +229,7 @@ class ShadowView(RecordsView):
 
 
 def _together(clients: Sequence[ClientData]) -> tuple[ClientData, Tensor]:
-    """Join all training records, with their persons where all clients name them, and the client of each record."""
+    """Join all training records; also return their persons (if all clients name them) and the client of each record."""
     named = [client.person for client in clients if client.person is not None]
     person = None
     if len(named) == len(clients):

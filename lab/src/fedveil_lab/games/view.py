@@ -1,4 +1,4 @@
-"""The view of a client and its colluders in a run, and the scores of every attack on participation."""
+"""View of an attacking client and its colluders in a run, and the scores of every participation attack."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,14 +39,14 @@ NOTHING = "the run ended before its first round: there is nothing to observe"
 
 
 class ParticipationView:
-    """A probe of runs of a world: it keeps what the adversary sees, and scores every attack.
+    """Probe of audited runs: it keeps what the adversary sees, and scores every attack.
 
-    Attacks that only watch score the runs with an honest adversary; attacks that craft updates score the others.
+    Passive attacks score runs with an honest adversary. Attacks that craft updates score the other runs.
 
     Parameters
     ----------
     others : tuple of type
-        Attacks from other packages: they are played too, and are part of the probe's name.
+        Attacks from other packages, which are played too. They are part of the probe's name.
     """
 
     figures: Collection[str] = ()
@@ -88,7 +88,7 @@ class ParticipationView:
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """Return ``scores`` by attack, one a round; reasons of ``refused`` ones; classes the shadow lacks (``missing``)."""
+        """Return ``scores`` by attack, one per round, reasons of ``refused`` attacks, and ``missing`` shadow classes."""
         pairs = zip(judges, _outsiders(judges), strict=True)
         return [judge._concluded(outsider) for judge, outsider in pairs]
 
@@ -120,7 +120,7 @@ class ParticipationView:
         return {"scores": scores, "refused": refused, "missing": list(holders.missing)}
 
     def observation(self) -> Observation | None:
-        """Collect what the adversary saw; None of a run without a round."""
+        """Collect what the adversary saw; None for a run without a round."""
         if not self._sent:
             return None
         # With the target or without, the same cohort: a smaller one would tell the adversary the answer.
@@ -143,7 +143,7 @@ class ParticipationView:
             yield name, SideChannel, self.published(publishing, configured.metrics == mode)
 
     def published(self, publishing: Publishing, as_set: bool) -> Sequence[Mapping[str, float]]:
-        """Return the metrics that clients were shown; for another way of publishing, those they would see, with its noise."""
+        """Return the metrics that clients see under a way of publishing, with its noise."""
         if as_set:
             if all(self._shown):
                 return self._shown
@@ -166,12 +166,12 @@ class ParticipationView:
 
 
 def _audited(setup: Setup) -> AuditedSetup:
-    """Refuse a run without a world.
+    """Refuse a run without the table ``[world]``.
 
     Raises
     ------
     FieldError
-        If the run lacks the table ``[world]``; the text names it.
+        If the run lacks the table ``[world]``.
     """
     if not isinstance(setup, AuditedSetup):
         raise FieldError("world", None, "who asks about whom: give [world], target and colluders")
@@ -179,7 +179,7 @@ def _audited(setup: Setup) -> AuditedSetup:
 
 
 def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
-    """Return the capabilities of the adversary of such a run."""
+    """Return the capabilities of the adversary in such a run."""
     able, lacking = {"models", "shadow", "own updates", "rehearsals"}, {}
     if reference:
         able.add("reference")

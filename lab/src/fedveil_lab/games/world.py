@@ -1,8 +1,8 @@
-"""The data of one replicate of an audit: the clients' with and without the target, and the adversary's.
+"""Data of one audited run: the clients' data with or without the target, and the adversary's.
 
-Every replicate deals the data out anew under its own seed. A run with the target and one without then differ in nothing
-but the target, and the area under the ROC curve is about targets in general. With fixed data it would be about one
-draw, and an attack without knowledge could get 0 or 1 by the luck of that draw.
+Every run divides the data anew by its own seed. Runs with and without the target then differ only in the target, and
+the area under the ROC curve holds for targets in general. With fixed data it would hold for one draw only, and an
+ignorant attack could score 0 or 1 by luck.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ REFERENCE, LEAST = 200, 20  # examples on which nobody trains: wanted, and neede
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """One replicate's data, by holder.
+    """Data of one audited run, by holder.
 
     Attributes
     ----------
@@ -42,13 +42,13 @@ class Holders:
     target : int or None
         The target's partition; None without it.
     adversaries : tuple of int
-        Partitions of the attacker and its colluders in this federation.
+        Partitions of the attacker and its colluders.
     shadow : ClientData
-        Examples that the adversary takes for the target's.
+        Examples that the adversary uses as the target's.
     reference : ClientData or None
         Examples on which nobody trains.
     missing : tuple of int
-        Classes of the target that the shadow lacks.
+        Classes of the target that the shadow data lack.
     """
 
     clients: list[ClientData]
@@ -61,14 +61,14 @@ class Holders:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedSetup(Setup):
-    """A run with or without a target.
+    """Setup of an audited run, with or without the target.
 
     Attributes
     ----------
     world : World
-        Attackers and target.
+        Roles of attackers and target.
     holders : Holders
-        Everybody's data, the adversary's included.
+        Data of all clients and of the adversary.
     """
 
     world: World
@@ -81,7 +81,7 @@ class AuditedSetup(Setup):
 
 @dataclass(frozen=True)
 class PullBackTo(Behaviour):
-    """The malicious client of an audit: it pulls the model back to the first one, `first` [d]."""
+    """Malicious client of an audit: it pulls the model back to the first one, `first` [d]."""
 
     first: Tensor
 
@@ -91,7 +91,7 @@ class PullBackTo(Behaviour):
 
 @assemble.register
 def _assemble(config: AuditedConfig, common: Common) -> AuditedSetup:
-    """Put a run of a world together."""
+    """Make the setup of an audited run."""
     config.require_playable()
     world, starts = config.world, common.starts
     holders = hand_out(config.data, common.dealt, world, config.seed)
@@ -116,12 +116,12 @@ def _assemble(config: AuditedConfig, common: Common) -> AuditedSetup:
 
 
 def hand_out(spec: Data, dealt: Dealt, world: World, seed: int) -> Holders:
-    """Distribute the data for one run of a world; natural clients keep their data in every run.
+    """Divide the data for one audited run; natural clients keep their data in every run.
 
     Parameters
     ----------
     spec : Data
-        Options of the distribution.
+        Options of the division.
     dealt : Dealt
         All examples, and the clients of an ordinary run.
     world : World
@@ -132,7 +132,7 @@ def hand_out(spec: Data, dealt: Dealt, world: World, seed: int) -> Holders:
     Raises
     ------
     FieldError
-        If the target has no examples, or nobody could stand in its place.
+        If the target has no examples, or no data for a replacement exist.
     """
     if not world.anew:
         return _as_dealt(dealt, world)
@@ -166,7 +166,7 @@ def hand_out(spec: Data, dealt: Dealt, world: World, seed: int) -> Holders:
 
 
 def _as_dealt(dealt: Dealt, world: World) -> Holders:
-    """Use the deal of all runs; without the target nobody stands in its place."""
+    """Use the division that all runs share; without the target its place stays empty."""
     rng = np.random.default_rng(keyed_seed("paper shadow", world.base))
     shadow = shadow_of(dealt.clients[world.target], world.shadow, dealt.dataset, rng)
     clients = list(dealt.clients)
@@ -176,14 +176,14 @@ def _as_dealt(dealt: Dealt, world: World) -> Holders:
 
 
 def _place(world: World) -> int | None:
-    """Return the target's place in this federation."""
+    """Return the target's partition in this federation, or None."""
     if world.inside:
         return world.target
     return None
 
 
 def _adversaries(world: World) -> tuple[int, ...]:
-    """Return the colluders' places in this federation: one lower for those behind a target that is gone."""
+    """Return the colluders' partitions in this federation; they move down by one behind a removed target."""
     gone = not world.inside and world.stand_in == "remove"
     places = []
     for partition in world.colluders:
@@ -193,7 +193,7 @@ def _adversaries(world: World) -> tuple[int, ...]:
 
 
 def _missing(target: ClientData, shadow: ClientData, dataset: DataSet) -> tuple[int, ...]:
-    """List the classes of the target that the shadow lacks."""
+    """List the classes of the target that the shadow data lack."""
     if dataset.task != "classification":
         return ()
     return tuple(sorted(set(target.y.tolist()) - set(shadow.y.tolist())))
@@ -202,7 +202,7 @@ def _missing(target: ClientData, shadow: ClientData, dataset: DataSet) -> tuple[
 def _shadow(
     target: ClientData, pool: Pool, dataset: DataSet, rng: np.random.Generator, world: World
 ) -> ClientData:
-    """Take the shadow data from the target's examples, or from those that no client holds."""
+    """Take the shadow data from the target's examples, or from examples that no client holds."""
     if world.shadow != "public":
         return shadow_of(target, world.shadow, dataset, rng)
     size = max(1, round(SHADOW_SHARE * target.examples))
@@ -222,18 +222,18 @@ def shadow_of(
     Parameters
     ----------
     target : ClientData
-        The client in question.
+        Data of the target.
     kind : {"clean", "noisy", "partial"}
         See `fedveil_lab.games.roles.SHADOWS`.
     dataset : DataSet
-        Set of these examples.
+        Data set of the examples.
     rng : Generator
         Draws the examples.
 
     Raises
     ------
     FieldError
-        If inputs that are no numbers were to get noise.
+        If noise is asked for on inputs that are not numbers.
     """
     size = max(1, round(SHADOW_SHARE * target.examples))
     rows = rng.permutation(target.examples)
@@ -264,7 +264,7 @@ def shadow_of(
 def _set_apart(
     spec: Data, dealt: Dealt, world: World, rng: np.random.Generator
 ) -> tuple[DataSet | None, Pool]:
-    """Split a set into examples to deal out and a pool: those that no client gets, and the set's own test half."""
+    """Split a data set into examples for clients, and a pool: a reserve and the set's own test half."""
     dataset, strata = dealt.dataset, strata_of(dealt.dataset.y, dealt.dataset)
     apart = np.zeros(len(strata), dtype=bool)
     if spec.counts is not None:
@@ -290,7 +290,7 @@ def _set_apart(
 
 
 def _reserve(n: int, dataset: DataSet, world: World) -> int:
-    """Count the examples to keep from the n clients, where the test half has too few."""
+    """Count the examples to reserve from the `n` clients if the test half has too few."""
     total = len(dataset.y)
     reference = min(REFERENCE, max(LEAST, total // 10))
     if dataset.test_y is None:
@@ -310,7 +310,7 @@ def _reserve(n: int, dataset: DataSet, world: World) -> int:
 def _stand_in(
     target: ClientData, pool: Pool, dataset: DataSet, rng: np.random.Generator, world: World
 ) -> ClientData | None:
-    """Draw another client in the target's place, where the world has one: with everybody's classes, or the target's."""
+    """Draw the replacement client, if the world has one: with all clients' class shares, or the target's."""
     if world.stand_in not in DRAWN:
         return None
     labels = dataset.y

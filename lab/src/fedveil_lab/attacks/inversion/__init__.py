@@ -1,4 +1,4 @@
-"""Gradient inversion: what a server reconstructs of the examples behind the model that a client sent.
+"""Gradient inversion: a server reconstructs training examples from the model that a client sent.
 
 Text, and priors learnt by generators, are out of scope: they need a GPU.
 """

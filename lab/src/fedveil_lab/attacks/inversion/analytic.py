@@ -1,4 +1,4 @@
-"""What a dense layer's update reveals by itself: the input (first layer) and the labels (last layer)."""
+"""Read inputs (from a dense first layer) and labels (from the last layer) directly from a client's update."""
 
 from dataclasses import dataclass
 from math import ceil, prod
@@ -21,9 +21,9 @@ from fedveil_lab.attacks.observation import Received
 def recover_labels(
     received: Received, known: ServerKnowledge, generator: torch.Generator
 ) -> Tensor:
-    """The labels int64 [N], ascending; those of `known` if they are known.
+    """Find the labels on which a client trained from the update of the last layer; int64 [N], ascending.
 
-    Which labels a client trained on, from the update of the last layer.
+    Labels that `known` already holds are returned.
 
     Sources: Zhao et al. 2020 (iDLG, arXiv 2001.02610) for one example, Geng et al. 2021 (arXiv 2110.09074) for counts.
 
@@ -38,7 +38,7 @@ def recover_labels(
     Raises
     ------
     FieldError
-        If the model does not end in a dense layer that is shared.
+        If the model does not end in a shared dense layer.
     """
     if known.labels is not None:
         return known.labels
@@ -99,7 +99,7 @@ def _last_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
 def _shared(
     update: Tensor, known: ServerKnowledge, name: str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the updates of a layer's weight and bias; None for one that does not exist or is not sent."""
+    """Return the updates of a layer's weight and bias; None for one that does not exist or is not shared."""
     views = known.layout.views(update)
     weight, bias = (views.get(f"{name}.{leaf}".lstrip(".")) for leaf in ("weight", "bias"))
     return weight, bias
@@ -123,7 +123,7 @@ def _whole(wanted: Tensor, total: int) -> Tensor:
 @INVERSIONS.register("analytic")
 @dataclass(frozen=True, kw_only=True)
 class Analytic(Inversion):
-    """Read the input off a dense first layer.
+    """Attack that reads the input directly from the update of a dense first layer.
 
     Analytic inversion: the update of a dense first layer is the input, times a factor that the bias's update gives.
 
@@ -141,7 +141,7 @@ class Analytic(Inversion):
     Parameters
     ----------
     seed : int
-        Seed of the dummy examples, which give class probabilities where there are several examples.
+        Seed of the dummy examples, from which class probabilities are estimated if there are several examples.
     """
 
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Several attacks against several settings of one federation, each beside the same attack without a defence."""
+"""Compare inversion attacks on several settings of one federation with the same attacks without a defence."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class Inverted:
     Attributes
     ----------
     verdicts : tuple of Verdict
-        A verdict for each attack and setting.
+        One verdict for each attack and setting.
     originals : Tensor
-        [clients * N, *shape], images behind all releases of the setting without a defence.
+        Images behind all releases of the undefended setting, [clients * N, *shape].
     images : mapping of (str, str) to Tensor
         Reconstructions in the order of `originals`, by attack and setting.
     refused : mapping of str to str
-        Attacks that cannot use these releases, each with the reason.
+        Attacks that cannot use these releases, with the reason.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -54,7 +54,7 @@ def compare_inversion(
     perceptual: Perceptual | None = None,
     told: Callable[[str], None] = lambda text: None,
 ) -> Inverted:
-    """Run every attack against every setting.
+    """Run every inversion attack against every setting, and judge them.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ def compare_inversion(
     attacks : sequence of Inversion
         Attacks to run; one that cannot use the releases is named in `refused`.
     undefended : str
-        The setting without a defence, by which attacks are validated.
+        Name of the setting without a defence, on which attacks are validated.
     threat : ThreatModel
-        What the adversary can do.
+        Capabilities of the adversary.
     figure : str
         See `judge_inversion`.
     perceptual : callable, optional
@@ -76,7 +76,7 @@ def compare_inversion(
     Raises
     ------
     FieldError
-        If there is no setting of that name, or settings are not of the same clients.
+        If no setting has the name `undefended`, or settings have different clients.
     """
     require_choice("undefended", undefended, settings)
     plain = settings[undefended]
@@ -158,14 +158,14 @@ def judge_inversion(
     figure: str = "mse",
     replication: str = "client",
 ) -> Verdict:
-    """Judge one attack against one setting.
+    """Judge one inversion attack against one setting.
 
     Parameters
     ----------
     attack : Inversion
         The attack.
     setting : str
-        The setting that was attacked.
+        Name of the attacked setting.
     units : sequence of mapping
         `scores` of each release; releases are independent of each other.
     threat : ThreatModel
@@ -176,12 +176,12 @@ def judge_inversion(
     figure : {"mse", "success", "identified", "labels"}
         The judged figure; the others are details.
     replication : str
-        A unit: ``"image"`` where every release is of one image, otherwise ``"client"``.
+        Unit of replication: ``"image"`` if every release is of one image, else ``"client"``.
 
     Raises
     ------
     FieldError
-        Without a unit, or for an unknown figure.
+        If `units` is empty, or the figure is unknown.
     """
     require_choice("figure", figure, FIGURES)
     if not units or (undefended is not None and not undefended):
@@ -207,5 +207,5 @@ def judge_inversion(
 
 
 def _valid(units: Sequence[Mapping[str, float]]) -> bool | None:
-    """Return whether an attack without a defence beats the guess that saw no release."""
+    """Whether an attack without a defence beats a guess that saw no release; None if unknown."""
     return beats_guessing(mean_interval([u["mean_image"] - u["mse"] for u in units]), 0.0)

@@ -25,7 +25,7 @@ Objective = Callable[[Tensor], Tensor]  # examples [N, ...] -> a number
 @INVERSIONS.register("cosine")
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Inversion):
-    """Match the update's direction by signed Adam.
+    """Attack that matches the direction of the update, by signed Adam.
 
     Cosine similarity and total variation: what works on ReLU networks.
 
@@ -47,7 +47,7 @@ class Cosine(Inversion):
     variation : float
         Weight of the mean total variation where there is no noise.
     restarts : int
-        Further starts; the result with the best objective is returned.
+        Number of further starts; the result with the best objective is returned.
     seed : int
         Seed of the starts.
     """
@@ -74,7 +74,7 @@ class Cosine(Inversion):
         return Reconstruction(best.to(torch.float64), labels, value)
 
     def _prior(self, matching: Matching) -> Objective:
-        """A further penalty; here there is none."""
+        """Further penalty of subclasses; none here."""
         return lambda x: x.new_zeros(())
 
 
@@ -85,7 +85,7 @@ Statistics = list[tuple[Tensor, Tensor]]  # mean and variance of each layer's in
 @INVERSIONS.register("running-statistics")
 @dataclass(frozen=True, kw_only=True)
 class RunningStatistics(Cosine):
-    """Match the client's running statistics too; see `Cosine` for the other parameters.
+    """Attack that also matches the client's normalisation statistics; see `Cosine` for other parameters.
 
     Huang's attack: also match normalisation statistics, where the model has batch normalisation.
 
@@ -136,7 +136,7 @@ class RunningStatistics(Cosine):
 
 @INVERSIONS.register("estimated-statistics")
 class EstimatedStatistics(RunningStatistics):
-    """Match statistics estimated on reference images; see `RunningStatistics` for the parameters."""
+    """Attack that matches statistics estimated on reference images; see `RunningStatistics` for the parameters."""
 
     summary: ClassVar[str] = (
         "as cosine, with normalisation statistics estimated on reference images"
@@ -154,7 +154,7 @@ class EstimatedStatistics(RunningStatistics):
 
 
 def layers(matching: Matching) -> list[_Normalisation]:
-    """Find the normalisation layers.
+    """Find the model's normalisation layers.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def observed(matching: Matching, x: Tensor) -> Statistics:
 @INVERSIONS.register("see-through")
 @dataclass(frozen=True, kw_only=True)
 class SeeThrough(Cosine):
-    """Reconstruct from several seeds that agree with each other; see `Cosine` for the other parameters.
+    """Attack that makes reconstructions from several seeds agree; see `Cosine` for other parameters.
 
     See-Through's group consistency for larger batches: several reconstructions at once, each pulled to their mean.
 
@@ -250,7 +250,7 @@ class SeeThrough(Cosine):
 
 
 def in_order(images: Tensor, like: Tensor, labels: Tensor) -> Tensor:
-    """Put images [N, ...] in the order of the ones in `like` that they resemble most, within equal labels."""
+    """Reorder images [N, ...] to match those in `like` that they resemble most, within equal labels."""
     result = images.clone()
     for label in set(labels.tolist()):
         rows = (labels == label).nonzero()[:, 0]

@@ -24,7 +24,7 @@ FOUND = 1e-6  # an objective that no wrong example reaches
 @INVERSIONS.register("dlg")
 @dataclass(frozen=True, kw_only=True)
 class DLG(Inversion):
-    """Match the update by L-BFGS, the label unknown.
+    """Attack that matches the update by L-BFGS and searches the labels too.
 
     DLG: find an example and a label whose simulated update is the received one.
 
@@ -43,7 +43,7 @@ class DLG(Inversion):
     steps : int
         Largest number of evaluations from one start.
     restarts : int
-        Further starts while the objective is above 1e-6 and above what the noise explains.
+        Number of further starts, made while the objective is above 1e-6 and above what the noise explains.
     enough : float
         Objective at which a start ends; float32 releases hardly allow less.
     clipping : bool
@@ -101,13 +101,13 @@ class DLG(Inversion):
     def _labels(
         self, received: Received, known: ServerKnowledge, generator: torch.Generator
     ) -> Tensor | None:
-        """Return known labels; None where they are searched for."""
+        """Return the labels if they are known; None if they are searched."""
         return known.labels
 
 
 @INVERSIONS.register("idlg")
 class IDLG(DLG):
-    """Read the labels first, then match the update by L-BFGS; see `DLG` for the parameters.
+    """Attack that reads the labels first, then matches the update by L-BFGS; see `DLG` for the parameters.
 
     Source: Zhao, Mopuri and Bilen 2020 (iDLG, arXiv 2001.02610); for several examples see `labels`.
     """
@@ -123,7 +123,7 @@ class IDLG(DLG):
 @INVERSIONS.register("local-steps")
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps(Inversion):
-    """Match the update of several epochs by L-BFGS.
+    """Attack that matches the update of several epochs by L-BFGS.
 
     One set of dummy examples stands for each epoch of local training. The sets are tied by their mean, which does not
     depend on the order.
@@ -144,7 +144,7 @@ class LocalSteps(Inversion):
     steps : int
         Largest number of evaluations of the objective from one start.
     restarts : int
-        Further starts, each with the labels in another order.
+        Number of further starts, each with the labels in another order.
     invariance : float
         Weight w.
     enough : float

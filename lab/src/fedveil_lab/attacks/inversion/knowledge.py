@@ -1,4 +1,4 @@
-"""The releases of a round that a server inverts, the server's knowledge, and its reconstructions."""
+"""What a server knows about a release that it inverts, and its reconstruction."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -32,38 +32,38 @@ SERVER = ThreatModel(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerKnowledge(Parameters):
-    """Knowledge of a server about the training behind a release; none of it is sent in the release itself.
+    """What a server knows about the training behind a release; the release itself contains none of it.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The architecture; its buffers are the server's own copy of normalisation statistics.
+        Model architecture; its buffers are the server's own copy of normalisation statistics.
     layout : Layout
         Layout of the model.
     local : LocalTraining
-        Learning rate, epochs, batch size, loss. Only plain SGD can be simulated.
+        Learning rate, epochs, batch size and loss. Only plain SGD can be simulated.
     shape : tuple of int
         Shape of one example, without the batch axis.
     examples : int
-        Examples N the client trained on.
+        Number N of examples on which the client trained.
     labels : Tensor, optional
-        int64 [N], or [N, H, W] where there is a class a pixel, if they are known (capability ``labels``).
+        Labels, int64 [N], or [N, H, W] with a class per pixel, if they are known (capability ``labels``).
     clip : float or mapping of str to float, optional
-        Public norm to which the client cuts its update, or a norm for each layer.
+        Public norm to which the client clips its update, or a norm for each layer.
     example_clip : float, optional
-        Public norm to which the client cuts each example's gradient (record-level DP).
+        Public norm to which the client clips each example's gradient (record-level DP).
     noise : float or mapping of str to float
-        Deviation of the noise on one coordinate of the update, or a deviation for each module; 0 if there is none or it
-        is unknown.
+        Standard deviation of the noise on one coordinate of the update, or one for each module; 0 if there is none or
+        it is unknown.
     pixels : tuple of float
         Least and largest value of an input.
     reference : Tensor, optional
-        [m, *shape], images of the same kind that belong to nobody.
+        Images of the same kind that belong to no client, [m, *shape].
 
     Raises
     ------
     FieldError
-        For training that cannot be simulated, or values that do not fit.
+        If the training cannot be simulated, or values do not fit.
     """
 
     model: nn.Module
@@ -126,11 +126,11 @@ class ServerKnowledge(Parameters):
 
     @property
     def data_range(self) -> float:
-        """Largest difference between two values of an input."""
+        """Difference between the largest and the smallest input value."""
         return self.pixels[1] - self.pixels[0]
 
     def deviations(self) -> Tensor:
-        """Deviation of the noise, float64 [d]."""
+        """Standard deviations of the noise, float64 [d]."""
         return deviations_of(self.noise, self.layout)
 
 
@@ -141,9 +141,9 @@ class Reconstruction:
     Attributes
     ----------
     images : Tensor
-        [N, *shape], float64, in no order, within the range of the inputs.
+        Images, float64 [N, *shape], in no particular order, within the range of the inputs.
     labels : Tensor
-        [N], int64, in the order of `images`.
+        Labels in the order of `images`, int64 [N].
     objective : float
         Final value of the minimised objective; smaller is better among runs of one attack. NaN for attacks without one.
     """
@@ -155,12 +155,12 @@ class Reconstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Inversion(ABC):
-    """An attack: its file names its source, its needs, and the equation by which it reconstructs.
+    """Base class of inversion attacks; each documents its source, its needs and its equation.
 
     Attributes
     ----------
     name, summary : str
-        Name in the registry, and a line for tables.
+        Name in the registry, and a one-line summary for tables.
     needs : frozenset of str
         Capabilities that the attack needs.
     """
@@ -185,20 +185,20 @@ def invert(
     Parameters
     ----------
     received : Received
-        The release.
+        Release of the client.
     known : ServerKnowledge
-        What the server knows beside it.
+        What the server knows about the training.
     attack : Inversion
         The attack.
     threat : ThreatModel
-        What the adversary can do.
+        Capabilities of the adversary.
 
     Raises
     ------
     ThreatError
-        If the attack needs what the adversary lacks.
+        If the attack needs a capability that the adversary lacks.
     FieldError
-        If the attack cannot use this release: another model's, none at all, or nothing in it.
+        If the attack cannot use this release: it is empty, missing, or of another model.
     """
     needs = attack.needs | ({"labels"} if known.labels is not None else set())
     threat.require(attack.name, needs)
@@ -222,14 +222,14 @@ def two_sided(mask: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """Release of one client with the server's knowledge, and the truth to judge by.
+    """Release of one client, the server's knowledge, and the true data to judge by.
 
     Attributes
     ----------
     received : Received
         The release.
     known : ServerKnowledge
-        What the server knows beside it.
+        What the server knows about the training.
     data : ClientData
         The client's training and held-out examples.
     """
@@ -254,15 +254,15 @@ class Captured:
 
 
 class ReleaseView:
-    """A probe that keeps what the server receives in a round, as `Captured` releases, for inversion.
+    """Probe that keeps what the server receives in a round, as `Captured` releases, for inversion.
 
-    The server is assumed to know each release's noise scale, which adaptive methods hide: a defence is judged by the
-    stronger adversary. Under central trust it receives what clients trained, unprotected.
+    The server is assumed to know each release's noise scale, although adaptive methods hide it. So a defence is judged
+    by the stronger adversary. Under central trust it receives unprotected models.
 
     Parameters
     ----------
     reference : Tensor, optional
-        [m, ...], images that belong to nobody, for attacks that estimate statistics.
+        Images that belong to no client, for attacks that estimate statistics, [m, ...].
     pixels : tuple of float
         Range of the inputs.
 
@@ -282,12 +282,12 @@ class ReleaseView:
         self.released: list[Captured] = []
 
     def __call__(self, seen: Seen) -> dict[str, float]:
-        """Take a round's releases.
+        """Keep a round's releases.
 
         Raises
         ------
         NoReplyError
-            If a client failed: its release is missing, and the others would be a selection.
+            If a client failed, since the remaining releases would be a biased selection.
         """
         federation, log = cast("Federation", seen.federation), seen.record.round
         missing = dict(log.failed) | dict(seen.record.zeroed) | dict(log.refused)
@@ -366,8 +366,8 @@ def defence_of(
 def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:
     """Return the deviation of the noise on one coordinate: one number for all, or one for each module.
 
-    The n-dimensional Laplace's length follows Gamma(n, 1 / epsilon), so that a coordinate has variance
-    (n + 1) / epsilon^2.
+    The length of n-dimensional Laplace noise follows Gamma(n, 1 / epsilon), so a coordinate has variance (n + 1) /
+    epsilon^2.
     """
     if not spend.scale:
         return 0.0
@@ -379,7 +379,7 @@ def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:
 
 
 def deviations_of(noise: float | Mapping[str, float], layout: Layout) -> Tensor:
-    """Return the deviation of the noise on each coordinate, float64 [d], from one number or one for each layer."""
+    """Return the noise's standard deviation on each coordinate, float64 [d], from one number or one per layer."""
     if not isinstance(noise, Mapping):
         return torch.full((layout.size,), float(noise), dtype=torch.float64)
     result = torch.zeros(layout.size, dtype=torch.float64)

@@ -31,34 +31,34 @@ SCALE = 1e4
 
 
 class Matching:
-    """Release that dummy examples have to match: their update is compared with the client's.
+    """Compare the simulated update of dummy examples with a client's release.
 
-    Local training is simulated from its start, with the client's clipping and without its noise, differentiable in the
-    examples.
+    Local training is simulated from the client's start, with its clipping and without its noise. The result is
+    differentiable in the examples.
 
     Parameters
     ----------
     received, known
-        The release, and the server's further knowledge.
+        Release of the client, and what the server knows about its training.
     seed : int
         Seed of the dummy examples.
     clipping : bool
-        Whether the simulated client clips; False is an attack that does not know the defence.
+        Whether the simulated client clips; False: the attack does not know the defence.
     dtype : torch.dtype
         Type of the numbers; L-BFGS needs float64.
 
     Attributes
     ----------
     start : Tensor
-        [d], where training began.
+        Model [d] at which training began.
     module : torch.nn.Module
         Copy of the model without dropout, as the client's dropout masks are not known.
     received : Tensor
-        [d], received update, each coordinate weighted by its noise.
+        Received update [d], each coordinate weighted by its noise.
     weight : float
         1 / U: weight of the prior per unit of b; 0 without noise.
     generator : torch.Generator
-        Of the dummy examples.
+        Random generator of the dummy examples.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class Matching:
         )
 
     def update(self, x: Tensor, y: Tensor) -> Tensor:
-        """Simulate the update [d].
+        """Simulate the client's update [d] on dummy examples.
 
         Parameters
         ----------
         x : Tensor
-            [E, N, ...], the examples in the order in which each epoch takes them; E = 1 serves all epochs.
+            Examples [E, N, ...] in the order of each epoch; E = 1 serves all epochs.
         y : Tensor
-            [N] classes, or [N, classes] probabilities.
+            Classes [N], or probabilities [N, classes].
         """
         local, theta = self.known.local, self.start
         for epoch in range(local.epochs):
@@ -170,7 +170,7 @@ class Matching:
         return distance
 
     def prior(self, x: Tensor, least: float = 0.0) -> Tensor:
-        """Return the prior of examples [N, ...]: total variation of weight `least`, and the prior that the noise asks for."""
+        """Return the penalty of examples [N, ...]: total variation with weight `least`, and the prior for the noise."""
         known = self.known
         if least:
             penalty = total_variation(x) * (least / x.numel() / known.data_range)
@@ -211,7 +211,7 @@ def lbfgs(
     Parameters
     ----------
     objective : callable
-        Function of a tensor like `first`; it is scaled here by 1e4, and no step counts as too small.
+        Function of a tensor like `first`. It is scaled by 1e4 inside, so that no step counts as too small.
     first : Tensor
         Start.
     bounds : tuple of Tensor
@@ -219,7 +219,7 @@ def lbfgs(
     steps : int
         Largest number of evaluations of the objective.
     enough : float
-        Stop once the objective is below.
+        Objective below which the search stops.
 
     Returns
     -------
@@ -289,7 +289,7 @@ def signed_adam(
 def best_start(
     attempt: Callable[[int], tuple[Any, float]], restarts: int, enough: float = -inf
 ) -> tuple[Any, float]:
-    """Search from several starts and return the best result, with its objective; stop after one that is `enough`."""
+    """Search from several starts, and return the best result with its objective; stop once it is at most `enough`."""
     best = attempt(0)
     for number in range(1, restarts + 1):
         if best[1] <= enough:

@@ -1,4 +1,4 @@
-"""Measures of how near reconstructions come to their originals."""
+"""Measure how similar reconstructions are to their originals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import log10
@@ -77,8 +77,8 @@ def matched(originals: Tensor, reconstructions: Tensor) -> Tensor:
 def identified(originals: Tensor, reconstructions: Tensor, others: Tensor) -> Tensor:
     """Return whether each reconstruction [n, ...] is nearer to its original than to any other image; bool [n].
 
-    `others` [m, ...] are images of the same client on which the round did not train, or similar ones. The other
-    originals of the batch count too. An image equal to the original is ignored.
+    `others` [m, ...] are similar images, such as the client's images outside this round. The other originals of the
+    batch count too. An image equal to the original is ignored.
     """
     _check(originals, reconstructions)
     rows = reconstructions.to(torch.float64).flatten(1)
@@ -111,16 +111,16 @@ def region_and_rest(
     Parameters
     ----------
     original, reconstruction : Tensor
-        [n, ..., H, W].
+        Images [n, ..., H, W].
     mask : Tensor
-        bool [n, H, W], true: sensitive.
+        Mask of sensitive pixels, bool [n, H, W].
     data_range : float
-        Largest difference of two pixels.
+        Largest possible difference of two pixels.
 
     Raises
     ------
     FieldError
-        For a mask that does not fit, or that leaves one side of an image empty.
+        If the mask does not fit, or one side of an image is empty.
     """
     _check(original, reconstruction)
     if mask.dtype != torch.bool or mask.shape != (len(original), *original.shape[-2:]):
@@ -163,20 +163,20 @@ def scores(
     perceptual: Perceptual | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Return all figures of one release, as means over its images, and the errors of two guesses without a release.
+    """Return all figures of one release as means over its images, and the errors of two guesses without a release.
 
     Parameters
     ----------
     originals, labels : Tensor
-        [n, ...] and [n], the client's training examples.
+        The client's training examples [n, ...], and their labels [n].
     reconstruction : Reconstruction
-        Reconstruction from that release.
+        Reconstruction from the release.
     data_range : float
-        Largest difference of two pixels.
+        Largest possible difference of two pixels.
     others : Tensor
-        [m, ...], the client's other images, for `identified`; their mean is the guess ``mean_image``.
+        The client's other images [m, ...], for `identified`; their mean is the guess ``mean_image``.
     mask : Tensor, optional
-        [n, H, W], for the figures of a region and of the rest.
+        Mask [n, H, W] of a region, for figures of the region and of the rest.
     perceptual : callable, optional
         ``(originals, reconstructions) -> [n]``, such as LPIPS with weights of your own; none comes with FedVeil.
     seed : int

@@ -42,12 +42,12 @@ APART = 0.1  # distance of a direction (unit vector) from the span of sparser on
 @INVERSIONS.register("spear")
 @dataclass(frozen=True, kw_only=True)
 class SPEAR(Inversion):
-    """Decode the batch from the first layer's low rank and sparsity.
+    """Attack that decodes the batch from low rank and sparsity of the first layer's update.
 
     Parameters
     ----------
     candidates : int
-        Directions that one sweep tries.
+        Number of directions that one sweep tries.
     sweeps : int
         Largest number of sweeps; the search ends once the activations of the found images fit.
     polish : int

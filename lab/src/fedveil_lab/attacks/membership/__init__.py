@@ -1,4 +1,4 @@
-"""Membership: which records a model was trained on, and whose they are, asked by an outsider, a client or the server."""
+"""Membership inference: an outsider, a client or the server finds which records, or whose, a model was trained on."""
 
 from fedveil_lab.attacks.bounds import OneRun as OneRun
 from fedveil_lab.attacks.bounds import one_run as one_run

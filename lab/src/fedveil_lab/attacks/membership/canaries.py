@@ -1,4 +1,4 @@
-"""Canaries: crafted clients and records, in or out by a coin, and the search for their traces in the releases.
+"""Canaries: crafted clients and records that a coin puts in or out, and the search for their traces in releases.
 
 Sources: crafted clients, Andrew et al. 2023, "One-shot empirical privacy estimation for federated learning" (arXiv
 2302.03098), here with orthogonal directions and rigorous bounds (`one_run`); crafted records, Nasr et al. 2023 (arXiv
@@ -8,11 +8,11 @@ Sources: crafted clients, Andrew et al. 2023, "One-shot empirical privacy estima
     local     client j sends C u or -C u;        score: sum of its releases along u, each over the variance of its noise
     record    a crafted record is in a client's data or not;                        score: minus the final model's loss
 
-With `contrast` a canary acts in odd rounds alone, and the scores of even rounds are subtracted. Fresh noise then adds
-up, and noise that is used again cancels.
+With `contrast` canaries act in odd rounds only, and the scores of even rounds are subtracted. Fresh noise then adds up,
+and noise that is used again cancels.
 
-Canary clients are clients: a hundred canaries beside four hospitals are another federation. So the audit covers the
-implemented method, with as many clients as there are canaries.
+The audited federation has as many clients as canaries, since canary clients are clients: with a hundred canaries beside
+four hospitals it would be another federation.
 """
 
 from dataclasses import dataclass
@@ -62,10 +62,9 @@ class CanaryRun:
     Attributes
     ----------
     scores, inside : Tensor
-        [m] float64, higher means in; [m] bool, the coins.
+        Scores, float64 [m], higher means in; coins, bool [m].
     guarantee : Guarantee
-        Promise of the audited party's ledger for the whole run; under local trust that of the client with the largest
-        cost.
+        Promise of the audited party's ledger for the whole run. Under local trust: of the client with the largest cost.
     bound : OneRun
         Bounds that the run proves.
     """
@@ -99,22 +98,22 @@ def server_canaries(
     seed: int = 0,
     source: Source | None = None,
 ) -> CanaryRun:
-    """Play m canary clients, and nobody else, against a server.
+    """Run a server method with `m` canary clients and no others, and score the canaries.
 
     Parameters
     ----------
     side : ServerSide
         Server side of a central method.
     m : int
-        Number of canaries, and of the model's coordinates.
+        Number of canaries, and of model coordinates.
     length : float
-        Length of a canary's update; above C it shows whether updates are clipped.
+        Norm of a canary's update; above the clip C it tests whether updates are clipped.
     relation : {"zero-out", "replace-one"}
-        A canary that is out sends nothing, or the opposite.
+        "zero-out": a canary that is out sends nothing. "replace-one": it sends the opposite update.
     rounds : int
         Number of rounds; a canary is in, or out, in all of them.
     contrast : bool
-        Act in odd rounds alone, and score them less the even ones.
+        Whether canaries act in odd rounds only, and scores are odd minus even rounds.
     delta : float
         Delta of the bound on epsilon.
     seed : int
@@ -164,21 +163,21 @@ def client_canaries(
     source: Source | None = None,
     layer_scores: tuple[float, ...] | None = None,
 ) -> CanaryRun:
-    """Play m canary clients of a local method, each of which sends one of two opposite updates (replace-one).
+    """Run a local method with `m` canary clients, each sending one of two opposite updates (replace-one).
 
     Parameters
     ----------
     side : ClientSide
         Client side of a local method.
     m, dimension : int
-        Number of canaries, and of the model's coordinates.
+        Number of canaries, and of model coordinates.
     length : float
-        Length of an update, which lies along all coordinates evenly.
+        Norm of an update, whose coordinates are all of equal size.
     follow : int
-        Rounds before the audited ones. In them all canaries send the same update, and the server answers each with its
-        own release. Noise that follows the similarity with the last global update is then least.
+        Number of rounds before the audited ones. In them all canaries send the same update, and the server returns each
+        its own release. This minimises noise that depends on the similarity with the last global update.
     layer_scores : tuple of float, optional
-        Public scores of as many layers, of about equal size, for a method that splits its budget by them; default: one
+        Public scores, one per layer of about equal size, for a method that splits its budget by them. Default: one
         layer.
     rounds, contrast, delta, seed, source
         See `server_canaries`.
@@ -186,7 +185,7 @@ def client_canaries(
     Raises
     ------
     FieldError
-        If a client declines.
+        If a client declines to take part.
     """
     require_count("m", m, 10)
     inside, along = coins(m, seed), torch.full((dimension,), dimension**-0.5, dtype=torch.float64)
@@ -245,14 +244,15 @@ def orthogonal_records(
     seed: int = 0,
     source: Source | None = None,
 ) -> CanaryRun:
-    """Play m crafted records, or persons, in or out, against record-level privacy; its one silo holds nothing else.
+    """Run a record-level method on one silo of `m` crafted records (or persons), in or out, and score them.
 
-    The model is linear and starts at 0; record j has coordinate j alone, and is long enough that its gradient is
-    clipped: gradients of different records are orthogonal, and each has a coordinate of the model of its own. A person
-    has as many such records as the method uses of one person.
+    The model is linear and starts at 0. Record j is nonzero in coordinate j only, and long enough that its gradient is
+    clipped. So gradients of different records are orthogonal. A person has as many such records as the method uses per
+    person.
 
-    At region level all m records are present, and differ in marked content alone: coordinate j is marked in record j,
-    and holds its long value or, by the coin, the blank 0 (under ``"replace-one"`` the opposite value).
+    At region level all `m` records are present, and only their marked content differs. Coordinate j of record j is
+    marked. The coin decides whether it holds its long value or the blank 0 (under ``"replace-one"`` the opposite
+    value).
 
     Parameters
     ----------
@@ -299,7 +299,7 @@ def orthogonal_records(
 def record_canaries(
     data: ClientData, m: int, classes: int, seed: int = 0, *, each: int = 1
 ) -> tuple[ClientData, ClientData, Tensor]:
-    """Put crafted records, or persons, into a client's data, each by a coin.
+    """Put crafted records (or persons) into a client's data; a fair coin decides for each.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ def record_canaries(
     seed : int
         Seed of images, labels and coins; pixels are uniform between the data's least and largest.
     each : int
-        Records of one canary; where the data name persons, each canary is a person of its own.
+        Number of records per canary. If the data name persons, each canary is a new person.
 
     Returns
     -------
@@ -336,7 +336,7 @@ def record_canaries(
 
 
 def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verdict:
-    """Compare the bound of a run with the ledger's promise, and say whether the promise is broken.
+    """Judge whether the bound of a run breaks the ledger's promise.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
     run : CanaryRun
         Run under central or local trust.
     distance : float, optional
-        Euclidean distance between a canary's two updates, where the promise is a curve over distance.
+        Euclidean distance between a canary's two updates, if the promise depends on distance.
 
     Returns
     -------

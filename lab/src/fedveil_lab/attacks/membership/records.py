@@ -1,7 +1,7 @@
-"""Measurements of records by the server in every round, and the named attacks on membership that score them.
+"""Membership attacks by a server that measures records in every round.
 
-An attack of yours is a function of `ServerRecords`. It returns the scores of members and of others, once for all
-clients or once for each, and joins with ``@MEMBERSHIPS.register(name)``. Scores of shadow models join with
+Your own attack is a function of `ServerRecords`. It returns the scores of members and non-members, once for all clients
+or once per client. Register it with ``@MEMBERSHIPS.register(name)``. Register scores of shadow models with
 `register_score` in `fedveil_lab.attacks.membership.scores`.
 """
 
@@ -26,7 +26,7 @@ Pairs = Sequence[
 
 
 def fed_mia(measure: Tensor, target: int) -> Tensor:
-    """Score [N] each record by how likely it is the target client's.
+    """Score each record by how likely the target client trained on it, [N] (FedMIA).
 
     FedMIA: the server takes the other clients' updates for the null hypothesis; no shadow models.
 
@@ -47,14 +47,14 @@ def fed_mia(measure: Tensor, target: int) -> Tensor:
     Parameters
     ----------
     measure : Tensor
-        [R, K, N] of R rounds, K clients, N records; higher under an update that was trained on the record.
+        Measure [R, K, N] of R rounds, K clients and N records; higher under an update that was trained on the record.
     target : int
-        Index of the client in question, among the K.
+        Index of the target client among the K.
 
     Raises
     ------
     FieldError
-        With fewer than two other clients.
+        If there are fewer than two other clients.
     """
     if measure.dim() != 3 or measure.shape[1] < 3:
         raise FieldError(
@@ -71,13 +71,13 @@ def by_class(measure: Tensor, y: Tensor, reference: Tensor, reference_y: Tensor)
     Parameters
     ----------
     measure : Tensor
-        [..., K, N].
+        Measure [..., K, N] on the records.
     y : Tensor
-        [N], classes.
+        Classes [N] of the records.
     reference : Tensor
-        [..., K, M], the same measure on reference records.
+        The same measure on reference records, [..., K, M].
     reference_y : Tensor
-        [M].
+        Classes [M] of the reference records.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def by_class(measure: Tensor, y: Tensor, reference: Tensor, reference_y: Tensor)
 
 
 def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
-    """Draw non-members whose classes have the members' shares.
+    """Draw non-members with the same class shares as the members.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
     Returns
     -------
     Tensor
-        Indices into `others`: k of a class for each member of it, with the largest k for which there are enough.
+        Indices into `others`: k non-members per member of each class, with the largest possible k.
 
     Raises
     ------
@@ -134,28 +134,28 @@ def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
 
 
 def guess(measure: Tensor) -> Tensor:
-    """Name the client whose measure [K, N] (minus the loss, say) is largest for each record; index [N]."""
+    """Guess the owner of each record: index [N] of the client with the largest measure [K, N], such as minus the loss."""
     return measure.argmax(0)
 
 
 @dataclass(frozen=True, eq=False)
 class ServerRecords:
-    """Measurements of an honest-but-curious server of K clients, of N members, M others and L reference records.
+    """Measurements of a server with K clients on N members, M non-members and L reference records.
 
     Attributes
     ----------
     losses : Tensor
-        [R, N + M + L], minus the loss under each round's global model.
+        Minus the loss under each round's global model, [R, N + M + L].
     odds : Tensor
-        [R, K, N + M + L], log-odds of the true class under each client's model.
+        Log-odds of the true class under each client's model, [R, K, N + M + L].
     y : Tensor
-        [N + M + L], classes.
+        Classes [N + M + L].
     owner : Tensor
-        [N], index of the client that trains on each member.
+        Index of the client that trains on each member, [N].
     others : int
-        Number M of others.
+        Number M of non-members.
     persons : tuple of Tensor, optional
-        Persons of the members, and of the M + L others, in their order.
+        Persons of the N members, and of the M + L other records.
     """
 
     losses: Tensor
@@ -177,7 +177,7 @@ class ServerRecords:
         Raises
         ------
         FieldError
-            If a client has fewer than two: it cannot be attacked by itself.
+            If a client has fewer than two members, so that it cannot be attacked alone.
         """
         records = [
             (self.owner == client).nonzero().flatten() for client in range(self.odds.shape[1])
@@ -196,7 +196,7 @@ class ServerRecords:
         return [fed_mia(asked, client) for client in range(len(self.own))]
 
     def split(self, scores: Tensor) -> Pairs:
-        """Split scores [N + M, or more] into those of members and of others."""
+        """Split scores [N + M, or more] into those of members and of non-members."""
         return [(scores[: self.members], scores[self.members : self.members + self.others])]
 
     def by_client(self, scores: Sequence[Tensor]) -> Pairs:
@@ -206,7 +206,7 @@ class ServerRecords:
         ]
 
     def by_person(self, scores: Tensor) -> Pairs:
-        """Average records to persons; a person of two hospitals is in if she is in at one.
+        """Average scores over each person's records; a person of two hospitals is in if she is in at one of them.
 
         Raises
         ------
@@ -233,7 +233,7 @@ def fedmia_by_class(seen: ServerRecords) -> Pairs:
 
 
 def fedmia_same_classes(seen: ServerRecords) -> Pairs:
-    """Apply FedMIA against others with the members' classes, at the clients for which there are enough."""
+    """Apply FedMIA against non-members with the members' class shares, at clients with enough of them."""
     by_class, n = [], seen.members
     for scores, mine in zip(seen.fedmia, seen.own, strict=True):
         with suppress(FieldError):
@@ -247,7 +247,7 @@ def fedmia_same_classes(seen: ServerRecords) -> Pairs:
 
 
 def source(seen: ServerRecords) -> float:
-    """Compute how much more often than by chance the client with the largest odds is the owner."""
+    """Accuracy of naming the client with the largest odds as a record's owner, minus chance."""
     right = guess(seen.odds[..., : seen.members].mean(0)) == seen.owner
     return float(right.double().mean()) - 1 / seen.odds.shape[1]
 
@@ -275,7 +275,7 @@ def of_people(scores: Tensor, person: Tensor) -> Tensor:
 
 
 def concluded(attacks: Mapping[str, Callable[[], Pairs | float]]) -> dict[str, Any]:
-    """Judge attacks by name, in plain values.
+    """Judge attacks, and return plain values by name of the attack.
 
     Returns
     -------

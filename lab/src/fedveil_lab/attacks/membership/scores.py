@@ -1,4 +1,4 @@
-"""One family of membership scores on a model's log-odds phi of the true class; higher means member.
+"""Membership scores from a model's log-odds phi of the true class; higher means member.
 
     loss         -l(x)                                                                    Yeom 2018; SGA-LDP
     calibrated   mean of l(x) over shadow models without x, less l(x)                     Watson 2022, 2111.08440
@@ -47,19 +47,19 @@ PEOPLE = (
 
 @dataclass(frozen=True)
 class ShadowScore:
-    """A score as an attack on membership, against one of `TARGETS`, or on persons (`PEOPLE`) by the mean of their scores."""
+    """Membership attack made from a score, on one of `TARGETS`, or on persons (`PEOPLE`) by their mean score."""
 
     score: Callable[[Signals], Tensor]
     target: str
 
     def __call__(self, attacked: Sequence[tuple[Sequence[Signals], int]]) -> Pairs:
-        """Score members and others over all attacked models: each has signals of its rounds, members first."""
+        """Score members and others over all attacked models; each gives the signals of its rounds, members first."""
         scored = [(trajectory(rounds, self.score), members) for rounds, members in attacked]
         return [(torch.cat([v[:n] for v, n in scored]), torch.cat([v[n:] for v, n in scored]))]
 
 
 def register_score(name: str) -> Callable[[Score], Score]:
-    """Make a decorator: the score joins `SCORES`, and `MEMBERSHIPS` as an attack on each of `TARGETS` and on persons."""
+    """Return a decorator that adds a score to `SCORES`, and to `MEMBERSHIPS` for each of `TARGETS` and for persons."""
 
     def add(score: Score) -> Score:
         plain = name.lower().replace(" ", "-")
@@ -73,7 +73,7 @@ def register_score(name: str) -> Callable[[Score], Score]:
 
 
 class Moments(NamedTuple):
-    """Moments of one side's shadow models, [N] each: count, mean, and sum of squares around it."""
+    """Moments of shadow models with a record, or without it, [N] each: count, mean, and sum of squared deviations."""
 
     models: Tensor
     mean: Tensor
@@ -82,20 +82,20 @@ class Moments(NamedTuple):
 
 @SCORES.register("loss")
 def loss(signals: Signals) -> Tensor:
-    """Score by minus the loss: the attack of the SGA-LDP paper."""
+    """Score by minus the loss (Yeom et al. 2018)."""
     return -loss_of_confidence(signals.target)
 
 
 @register_score("calibrated loss")
 def calibrated(signals: Signals) -> Tensor:
-    """Compute how far the loss is below that of shadow models without the record."""
+    """Score by how far the loss is below the mean loss of shadow models without the record (Watson et al. 2022)."""
     losses, outside = loss_of_confidence(signals.shadows), (~signals.inside).to(torch.float64)
     return (losses * outside).sum(0) / outside.sum(0) - loss_of_confidence(signals.target)
 
 
 @register_score("LiRA online")
 def lira(signals: Signals, online: bool = True) -> Tensor:
-    """Score by the likelihood ratio of two Gaussians a record; offline by the standardised distance from the outer one."""
+    """Score by the likelihood ratio of two Gaussians per record; offline by the standardised distance to non-members."""
 
     def fitted(side: Moments) -> tuple[Tensor, Tensor]:
         pooled = side.squares.sum() / (side.models - 1).sum()
@@ -110,14 +110,14 @@ def lira(signals: Signals, online: bool = True) -> Tensor:
 
 @register_score("RMIA online")
 def rmia(signals: Signals, online: bool = True, gamma: float = 1.0, a: float = 0.3) -> Tensor:
-    """Score by the share of the population whose likelihood ratio the record's exceeds by the factor `gamma`.
+    """Score by the share of a population whose likelihood ratio the record's exceeds by a factor `gamma` (RMIA).
 
     Parameters
     ----------
     signals : Signals
         Signals with a population.
     online : bool
-        Offline, the mean probability under models without the record, p_out, stands for ((1 + a) p_out + 1 - a) / 2.
+        Offline, the mean probability is ((1 + a) p_out + 1 - a) / 2, where p_out is that of models without the record.
     gamma : float
         Factor by which the record's ratio has to be larger; at the paper's 2 the scores of confident models tie at 0
         and 1.
@@ -146,7 +146,7 @@ def rmia(signals: Signals, online: bool = True, gamma: float = 1.0, a: float = 0
 
 @register_score("BaVarIA online")
 def bavaria(signals: Signals, online: bool = True, tail: str = "t") -> Tensor:
-    """Score as LiRA does, with each side's variances shrunk towards a common one as far as the records' own are uncertain."""
+    """Score as LiRA does, with variances shrunk towards a common one as far as a record's own are uncertain."""
     require_choice("tail", tail, ("t", "normal"))
 
     def fitted(side: Moments) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,10 +179,10 @@ register_score("BaVarIA-n online")(partial(bavaria, tail="normal"))
 
 
 def trajectory(rounds: Sequence[Signals], score: Callable[[Signals], Tensor] = loss) -> Tensor:
-    """Average a score [N] over the models of several rounds, each with its own shadow models where the score uses them.
+    """Average a score [N] over the models of several rounds.
 
     The adversary is a client that sees the global models, or a server that sees what one client sends. Log-likelihood
-    ratios are added as if rounds were independent, though consecutive models share much knowledge.
+    ratios are added as if rounds were independent, although consecutive models are similar.
     """
     return torch.stack([score(signals) for signals in rounds]).mean(0)
 

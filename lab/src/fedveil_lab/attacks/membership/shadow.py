@@ -1,4 +1,4 @@
-"""Shadow models, and a model's confidence in records, which membership attacks score."""
+"""Train shadow models, and compute a model's confidence in records, for membership attacks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,12 +36,12 @@ def loss_of_confidence(odds: Tensor) -> Tensor:
 
 
 def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[list[Received]]]:
-    """List the partitions that replied in every round, ascending, and their replies, [rounds][clients].
+    """List the clients that replied in every round, in ascending order, and their replies [rounds][clients].
 
     Raises
     ------
     FieldError
-        If nobody replied in every round.
+        If no client replied in every round.
     """
     rounds = sorted({r.round for r in received})
     replies = {(r.round, r.partition): r for r in received}
@@ -52,7 +52,7 @@ def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[l
 
 
 def balanced(models: int, records: int, seed: int) -> Tensor:
-    """Deal records to m shadow models, [m, N] bool: each into half of them, at random."""
+    """Assign records to shadow models, bool [m, N]: each record to a random half of the models."""
     require_count("models", models, 2)
     draw = torch.rand(
         models, records, generator=torch.Generator().manual_seed(keyed_seed("shadows", seed))
@@ -77,15 +77,16 @@ def train_shadows(
     model, layout, local
         Model, layout and training of the attacked model.
     starts : Tensor
-        [m, d], or [d] for all: an initial model, or the broadcast that a client started from.
+        Start of each shadow model [m, d], or one for all [d]: an initial model, or a broadcast.
     data : ClientData
         The records [N].
     inside : Tensor
-        [m, N] bool, the records on which each trains.
+        Whether each shadow model trains on each record, bool [m, N].
     seed : int
         Seed of the order of training.
     rounds : sequence of int
-        Numbers of the rounds that each shadow model goes through, alone: rates follow them, and optimisers begin anew.
+        Rounds that each shadow model trains through, without averaging. Learning rates depend on the round, and
+        optimisers start anew.
 
     Raises
     ------
@@ -111,18 +112,18 @@ def train_shadows(
 
 @dataclass(frozen=True, eq=False)
 class Signals:
-    """Log-odds of the true class, from which the scores of `scores` are made.
+    """Log-odds of the true class from which membership scores are computed.
 
     Attributes
     ----------
     target : Tensor
-        [N], log-odds of the attacked model on the records in question.
+        Log-odds of the attacked model on the records, [N].
     shadows : Tensor
-        [m, N], log-odds of the shadow models.
+        Log-odds of the shadow models on the records, [m, N].
     inside : Tensor
-        [m, N] bool, the records on which each shadow model trained.
+        Whether each shadow model trained on each record, bool [m, N].
     population, population_shadows : Tensor, optional
-        [P] and [m, P], of records known to be in none of the models, for RMIA.
+        Log-odds [P] and [m, P] on records that no model trained on, for RMIA.
     """
 
     target: Tensor
@@ -146,7 +147,7 @@ def signals(
     data: ClientData,
     population: ClientData | None = None,
 ) -> Signals:
-    """Compute the log-odds of the attacked model [d] and the shadow models [m, d] on the records, and on a population."""
+    """Compute log-odds of the attacked model [d] and the shadow models [m, d] on the records and on a population."""
     every = torch.cat([attacked[None], shadows])
     odds = confidence(model, layout, every, data.x, data.y)
     if population is None:

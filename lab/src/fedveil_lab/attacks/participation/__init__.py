@@ -1,6 +1,6 @@
-"""Client inference: whether a certain client takes part.
+"""Client inference: attacks that find out whether a certain client takes part.
 
-Each class is one attack, with its source, its needs, and the equation by which it scores. `rounds` holds attacks that
-score every round by itself. Those of `weighing` weigh such scores by the `evidence` of rehearsals. An attack of yours
-joins with ``@ATTACKS.register(name)``; `fedveil audit --attack NAME` then plays it.
+Each class is one attack, and documents its source, needs and equation. Attacks in `rounds` score every round alone.
+Those in `weighing` combine such scores by likelihoods (`evidence`) learnt from rehearsals. Register your own attack
+with ``@ATTACKS.register(name)``; `fedveil audit --attack NAME` then plays it.
 """

@@ -1,4 +1,4 @@
-"""Evidence over rounds: the likelihood ratio of a sequence of scores, under one Gaussian a world.
+"""Likelihood ratio of a sequence of scores over rounds, with one Gaussian per world.
 
 Scores of one run are not independent over rounds. Both worlds share a covariance matrix. Rehearsals are few, and twenty
 rounds of two kinds of score are forty numbers a run, so a free fit is mostly a fit to noise. Prior knowledge of the
@@ -38,18 +38,18 @@ LEAST_EIGENVALUE = (
 
 @dataclass(frozen=True, eq=False)
 class SequentialEvidence:
-    """A fitted likelihood ratio of F kinds of score a round.
+    """Fitted likelihood ratio of F kinds of scores per round.
 
     Attributes
     ----------
     middle : Tensor
-        [R F], halfway between the worlds' means, round by round.
+        Midpoint between the worlds' means, round by round, [R F].
     gap : Tensor
-        [R F], d above.
+        Gap between the worlds after whitening, [R F]: d in the module's text.
     factor : Tensor
-        [R F, R F], L above.
+        Cholesky factor of the covariance, [R F, R F]: L in the module's text.
     kinds : int
-        Number F of kinds.
+        Number F of kinds of scores.
     """
 
     middle: Tensor
@@ -59,14 +59,14 @@ class SequentialEvidence:
 
     @classmethod
     def fit(cls, inside: Tensor, outside: Tensor, steady: bool = True) -> "SequentialEvidence":
-        """Learn both worlds from rehearsals.
+        """Fit the Gaussians of both worlds to rehearsals.
 
         Parameters
         ----------
         inside, outside : Tensor
-            [n, R, F] and [m, R, F], scores of runs that are not evaluated.
+            Scores [n, R, F] and [m, R, F] of rehearsals with the target and without.
         steady : bool
-            Whether higher means in every round, and to the same degree, that the target takes part.
+            Whether a higher score speaks for the target in every round, equally strongly.
 
         Raises
         ------
@@ -107,7 +107,7 @@ class SequentialEvidence:
         return cls((means[0] + means[1]) / 2, gap, factor, kinds)
 
     def weigh(self, scores: Tensor) -> Tensor:
-        """Compute the log-likelihood ratio after each round, [..., R], of scores [..., R, F] (the first fitted rounds)."""
+        """Compute the log-likelihood ratio after each round, [..., R], from scores [..., R, F]."""
         rounds = scores.shape[-2]
         size = rounds * self.kinds
         moved = (scores.double().flatten(-2) - self.middle[:size]).reshape(-1, size).T
@@ -143,7 +143,7 @@ def _shrinkage(rows: Tensor) -> float:
 
 
 def _common(raw: Tensor, kinds: int) -> Tensor:
-    """Make the positive definite matrix [R F, R F] in which each pair of kinds is correlated alike in all rounds."""
+    """Make a positive definite matrix [R F, R F] in which each pair of kinds has one correlation for all rounds."""
     rounds = len(raw) // kinds
     blocks = raw.view(rounds, kinds, rounds, kinds)
     within = blocks.diagonal(dim1=0, dim2=2).mean(-1)
@@ -158,7 +158,7 @@ def _common(raw: Tensor, kinds: int) -> Tensor:
 
 
 def _one_gap(seen: Tensor, correlation: Tensor, variance: float) -> Tensor:
-    """Fit one gap a kind for all rounds, [R, F]: the mean of seen gaps [R, F], known not to be negative."""
+    """Fit one gap per kind for all rounds, [R, F]: the mean of seen gaps [R, F], constrained not to be negative."""
     rounds, kinds = seen.shape
     of_mean = (
         correlation.view(rounds, kinds, rounds, kinds).mean((0, 2)).diagonal()
@@ -170,7 +170,7 @@ def _one_gap(seen: Tensor, correlation: Tensor, variance: float) -> Tensor:
 
 
 def _towards_mean(seen: Tensor, variance: float) -> Tensor:
-    """Shrink gaps [R, F], each seen with this variance, towards each kind's mean, as far as scatter leaves them uncertain."""
+    """Shrink gaps [R, F] with this variance towards each kind's mean over rounds, as far as they are uncertain."""
     mean = seen.mean(0)
     scatter = (seen - mean).square().sum(0)
     if len(seen) < 4:

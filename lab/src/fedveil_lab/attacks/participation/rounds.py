@@ -1,7 +1,7 @@
-"""Client inference that scores every round by itself: from losses on the shadow examples, or from how the model moved.
+"""Client inference from single rounds: by the loss on shadow examples, or by the model's change.
 
-Losses are used alone, or compared with an outsider's or the published loss. From a move, the updates of the adversary
-and its colluders are subtracted.
+A loss is used alone, or compared with an outsider's or the published loss. From a change of the model the updates of
+the adversary and its colluders are subtracted.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Client inference that weighs the scores of other attacks by likelihoods learnt from rehearsals."""
+"""Client inference that combines the scores of other attacks, weighted by likelihoods from rehearsals."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from fedveil_lab.attacks.participation.rounds import CalibratedLoss, OwnUpdate, 
 
 @dataclass(frozen=True, eq=False)
 class Weighing(Attack):
-    """Run other attacks and weigh their scores; see `Attack` for the other parameters.
+    """Base class of attacks that combine other attacks' scores; see `Attack` for the other parameters.
 
     Parameters
     ----------
@@ -25,9 +25,9 @@ class Weighing(Attack):
     Attributes
     ----------
     weighs : tuple of type
-        The other attacks.
+        Attacks whose scores are combined.
     steady : bool
-        Whether their scores point the same way in every round; see `SequentialEvidence`.
+        Whether the scores point the same way in every round; see `SequentialEvidence`.
     """
 
     model: SequentialEvidence
@@ -98,7 +98,7 @@ class Adaptive(Weighing):
 
 @dataclass(frozen=True)
 class Decisions:
-    """Ends of sequential tests.
+    """Decisions of sequential tests, and when they were made.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ def decide(evidence: Tensor) -> Decisions:
 
 
 def boundaries() -> tuple[float, float]:
-    """Return the lower and the upper boundary, for figures."""
+    """Return the lower and upper boundary of the sequential test, for figures."""
     return math.log(ERROR / (1 - ERROR)), math.log((1 - ERROR) / ERROR)
 
 
@@ -150,7 +150,7 @@ class Informed(Adaptive):
 
 
 class StepLength(Attack):
-    """Lengths of the model's steps, without a direction, for `NoiseSize` to weigh."""
+    """Length of the model's change in each round, without direction; `NoiseSize` weighs it."""
 
     name: ClassVar[str] = "step-length"
     summary: ClassVar[str] = "log of the length of the model's step"
@@ -188,7 +188,7 @@ GAIN = 1.0
 
 
 class PullBack(OwnUpdate):
-    """The others' update after a reset: one of the scores that `Active` weighs; see `Attack` for the parameters."""
+    """Score by the others' update after a reset of the model, one of the scores of `Active`; see `Attack` for parameters."""
 
     name: ClassVar[str] = "pull-back"
     summary: ClassVar[str] = "as own-update, after pulling the model back to its start"
@@ -220,13 +220,13 @@ class Active(Weighing):
 
 
 def craft(start: Tensor, first: Tensor, gain: float = GAIN) -> Tensor:
-    """Make the model [d] to send instead of the trained one.
+    """Make the model [d] that the malicious client sends instead of the trained one.
 
     Parameters
     ----------
     start, first : Tensor
-        [d], this round's broadcast and the first one.
+        Broadcasts [d] of this round and of the first round.
     gain : float
-        1 asks for the first model itself; with n clients about n would replace the average.
+        Strength of the pull. 1 sends the first model itself; about n replaces the average of n clients.
     """
     return start + gain * (first - start)

@@ -1,4 +1,4 @@
-"""Malicious clients: their training data or messages, and their success against robust rules."""
+"""Malicious clients that poison training data or messages, and their success against robust aggregation rules."""
 
 from fedveil_lab.attacks.poisoning.data import BEHAVIOURS as BEHAVIOURS
 from fedveil_lab.attacks.poisoning.data import Backdoor as Backdoor

@@ -1,4 +1,4 @@
-"""A poisoner's goal and success, and malicious clients that train honestly on changed data."""
+"""Malicious clients that train honestly on changed data, and measures of a poisoning attack's success."""
 
 from dataclasses import dataclass, field, replace
 
@@ -25,9 +25,9 @@ class Goal:
     Attributes
     ----------
     x, y : Tensor
-        [N, ...] and [N]: the examples as the attack presents them, with their true classes.
+        Examples [N, ...] as the attack presents them, and their true classes [N].
     target : int or None
-        The class wanted for them; None if any wrong class will do.
+        Class that the attack wants for them; None for any wrong class.
     """
 
     x: Tensor
@@ -35,23 +35,23 @@ class Goal:
     target: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a goal without examples: no rate could be given."""
+        """Refuse a goal without examples, as no rate could be computed."""
         if not len(self.x):
             raise FieldError("source", None, "no example of the source class is in the test data")
 
 
 @dataclass(frozen=True)
 class Poisoned:
-    """Rates at the end of one poisoned (or clean) run, in [0, 1].
+    """Success and accuracy at the end of one poisoned (or clean) run, rates in [0, 1].
 
     Attributes
     ----------
     success : float
-        Share of the goal's examples taken for the target (or for any wrong class, where there is no target).
+        Share of the goal's examples classified as the target (without a target: as any wrong class).
     recall : float
-        Share of the goal's examples that get their true class: in a label flip, the source class.
+        Share of the goal's examples classified correctly; in a label flip as the source class.
     accuracy : float
-        Share of all unchanged test examples that get their true class.
+        Share of all unchanged test examples classified correctly.
     examples : int
         Number of the goal's examples.
     """
@@ -87,7 +87,7 @@ def goal_of(behaviour: Behaviour, x: Tensor, y: Tensor) -> Goal | None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Around(Behaviour):
-    """Base of behaviours around another one: they train on its data, and have its goal.
+    """Base class of behaviours that wrap another one: they train on its data and have its goal.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Around(Behaviour):
         return goal_of(self.of, x, y)
 
     def update(self, turn: Turn) -> Tensor:
-        """Update that the other behaviour would send."""
+        """Return the update that the other behaviour would send."""
         sent = self.of.model(turn)
         if sent is None:
             return turn.update
@@ -115,7 +115,7 @@ class Around(Behaviour):
 @BEHAVIOURS.register("label-flip")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelFlip(Behaviour):
-    """Train on `source` as `target`.
+    """Malicious client that trains on examples of class `source` with the label `target`.
 
     Label flipping: examples of one class are trained on as another.
 
@@ -148,11 +148,11 @@ class LabelFlip(Behaviour):
             raise FieldError("target", self.target, "must be another class than the source")
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """Return the same examples under other labels."""
+        """Return the same examples with flipped labels."""
         return replace(data, y=data.y.where(data.y != self.source, self.target))
 
     def goal(self, x: Tensor, y: Tensor) -> Goal:
-        """Examples of the source class are to be taken for the target."""
+        """Return the examples of the source class, with the target class as the wish."""
         rows = y == self.source
         return Goal(x[rows], y[rows], self.target)
 
@@ -179,7 +179,7 @@ def stamp(x: Tensor, size: int, value: float) -> Tensor:
 @BEHAVIOURS.register("backdoor")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Backdoor(Behaviour):
-    """Stamp a share of the examples of other classes and train on them as `target`.
+    """Malicious client that stamps a patch on examples of other classes, and trains on them as `target`.
 
     Backdoor: a patch in the corner of an image means the target class.
 
@@ -195,11 +195,11 @@ class Backdoor(Behaviour):
     size : int
         Side of the square patch, in pixels.
     value : float
-        Its pixels, in the images' range.
+        Value of the patch's pixels, in the images' range.
     stamped : float
-        Share of the client's examples of other classes, in (0, 1].
+        Share of the client's examples of other classes that are stamped, in (0, 1].
     seed : int
-        Decides which; a client stamps the same ones in every round.
+        Seed that chooses the stamped examples; they are the same in every round.
     """
 
     target: int
@@ -225,6 +225,6 @@ class Backdoor(Behaviour):
         return replace(data, x=x, y=y)
 
     def goal(self, x: Tensor, y: Tensor) -> Goal:
-        """Stamped examples of other classes are to be taken for the target."""
+        """Return stamped examples of other classes, with the target class as the wish."""
         rows = y != self.target
         return Goal(stamp(x[rows], self.size, self.value), y[rows], self.target)

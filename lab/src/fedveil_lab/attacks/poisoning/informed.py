@@ -1,4 +1,4 @@
-"""Malicious clients that know the honest updates: one vector for all fellows, and the strongest factor."""
+"""Malicious clients that know the honest updates: all send one vector, with the strongest factor against the rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,19 +19,19 @@ _FACTORS = tuple(float(f) for f in torch.logspace(-1, 1.7, 19))  # .1 to 50
 def furthest(
     make: Callable[[float], Tensor], honest: Tensor, malicious: int, rule: Aggregator
 ) -> float:
-    """The factor whose vector moves a rule's result furthest from the honest mean.
+    """Find the factor whose vector moves an aggregation rule's result furthest from the honest mean.
 
     Parameters
     ----------
     make : callable
-        ``factor -> vector [d]``; 19 factors from .1 to 50 are tried, and 8 around the best of them.
+        Function ``factor -> vector [d]``. 19 factors from 0.1 to 50 are tried, then 8 around the best one.
     honest : Tensor
-        [h, d].
+        Honest updates [h, d].
     malicious : int
-        How many send the vector.
+        Number of malicious clients, which all send the vector.
     rule : Aggregator
-        The server's; what it draws, remembers or trains is not known to the adversary, who takes a draw of its own, no
-        memory, and the honest mean for the server's update.
+        The server's rule. The adversary does not know its random draws, memory or own training. It uses its own draw,
+        no memory, and the honest mean as the server's update.
     """
     mean = honest.mean(0)
     weights = torch.full(
@@ -50,20 +50,20 @@ def furthest(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class InformedUpdate(Behaviour):
-    """A malicious client that knows the honest updates: all of them send the same vector, worked out once a round.
+    """Base class of malicious clients that know the honest updates; all send one vector, computed once per round.
 
-    An adversary that knows the server's rule takes the factor that moves the result of the rule furthest from the
-    honest mean (as ByzFL's "optimal" variants do, arXiv 2505.24802).
+    An adversary that knows the server's rule chooses the strongest factor. It moves the rule's result furthest from the
+    honest mean, as in ByzFL's "optimal" variants (arXiv 2505.24802).
 
-    Give all of them the same instance. With fewer than two honest updates it sends what it trained.
+    Give all malicious clients the same instance. With fewer than two honest updates each sends its trained model.
 
     Parameters
     ----------
     bypass : bool
-        Leave the method's protection out; the vector then follows the honest updates as the server receives them
-        (with their noise), and otherwise as they are before protection.
+        Whether the method's protection is left out. If so, the vector is computed from honest updates as the server
+        receives them (with noise), else from updates before protection.
     rule : Aggregator, optional
-        The server's, where the adversary knows it.
+        The server's rule, if the adversary knows it.
     """
 
     omniscient = True
@@ -74,7 +74,7 @@ class InformedUpdate(Behaviour):
     )  # against which, what
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
-        """The vector [d] of f malicious clients against at least two honest updates [h, d]."""
+        """Compute the vector [d] of `malicious` clients against at least two honest updates [h, d]."""
         raise NotImplementedError
 
     def strongest(
@@ -85,7 +85,7 @@ class InformedUpdate(Behaviour):
         honest: Tensor,
         malicious: int,
     ) -> Tensor:
-        """The vector of a factor, where none is given of that which is strongest against the rule, or of the usual."""
+        """Compute the vector of `factor`; without one, of the strongest factor against the rule, else of the `usual` one."""
         if factor is None:
             if self.rule is None:
                 factor = usual
@@ -94,7 +94,7 @@ class InformedUpdate(Behaviour):
         return make(factor)
 
     def model(self, turn: Turn) -> Tensor | None:
-        """The start plus the vector."""
+        """Return the start plus the vector."""
         if self.bypass:
             honest = turn.released
         else:
@@ -111,7 +111,7 @@ class InformedUpdate(Behaviour):
 @BEHAVIOURS.register("alie")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ALIE(InformedUpdate):
-    """A little is enough; with `z` deviations, by default the strongest against `rule`, or the paper's.
+    """ "A little is enough" attack with `z` deviations. Default: the strongest against `rule`, or the paper's.
 
     ALIE: a deviation from the honest mean that hides in the honest updates' own spread.
 
@@ -137,7 +137,7 @@ class ALIE(InformedUpdate):
 @BEHAVIOURS.register("ipm")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IPM(InformedUpdate):
-    """Inner product manipulation; `factor` is by default the strongest against `rule`, or 1.
+    """Inner product manipulation attack. Default `factor`: the strongest against `rule`, or 1.
 
     IPM: turn the sign of the inner product of the result with the honest mean.
 
@@ -158,7 +158,7 @@ class IPM(InformedUpdate):
 @BEHAVIOURS.register("min-max")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MinMax(InformedUpdate):
-    """MinMax along `direction`; it looks at no rule.
+    """Min-max attack along `direction`; it does not use the server's rule.
 
     MinMax: as far from the honest mean as the honest updates are from each other.
 

@@ -1,4 +1,4 @@
-"""Malicious clients that send something else than what they trained, and know nothing of the others.
+"""Malicious clients that send something else than their trained model, without knowing other updates.
 
 Two attack SGA-LDP, after the limits that its paper names (a client works out its own budget), built here: one lies
 about its budget, one pulls the similarity's reference.
@@ -28,7 +28,7 @@ from fedveil_lab.attacks.poisoning.data import BEHAVIOURS, Around
 @BEHAVIOURS.register("sign-flip")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SignFlip(Behaviour):
-    """Send the trained update turned round, `factor` times as long.
+    """Malicious client that sends its trained update with reversed sign, times `factor`.
 
     Sign flip: send the trained update turned round.
 
@@ -50,7 +50,7 @@ class SignFlip(Behaviour):
 @BEHAVIOURS.register("scaling")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scaling(Around):
-    """Scale what another behaviour would send.
+    """Malicious client that sends a multiple of another behaviour's update.
 
     Scaling: send a multiple of the trained update, up to replacing the whole mean.
 
@@ -63,11 +63,11 @@ class Scaling(Around):
     Parameters
     ----------
     of : Behaviour
-        The behaviour that trains; an honest client if it is left out.
+        Behaviour that trains. Default: an honest client.
     factor : float, optional
-        By default cohort / malicious clients.
+        Factor of the update. Default: cohort size / number of malicious clients.
     bypass : bool
-        Leave the method's protection (its clipping) out.
+        Whether the method's protection (its clipping) is left out.
     """
 
     factor: Positive | None = None
@@ -83,13 +83,13 @@ class Scaling(Around):
 
 
 def random_vector(length: float, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a vector of this length in a direction that is uniform on the sphere; [d] like another."""
+    """Draw a vector of norm `length`, uniform on the sphere; it has the shape of `like` [d]."""
     draw = torch.randn(len(like), generator=generator, dtype=torch.float64)
     return (draw * (length / float(draw.norm()))).to(like.dtype)
 
 
 def generator_of(name: str, seed: int, turn: Turn) -> torch.Generator:
-    """Make the stream of a client in a round."""
+    """Make the random generator of a client in a round."""
     return torch.Generator().manual_seed(
         keyed_seed(name, seed, turn.broadcast.public.round, turn.partition)
     )
@@ -98,7 +98,7 @@ def generator_of(name: str, seed: int, turn: Turn) -> torch.Generator:
 @BEHAVIOURS.register("noise")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NoiseAttack(Behaviour):
-    """Send a random vector, `factor` times as long as the trained update, another for every client and round.
+    """Malicious client that sends a fresh random vector, `factor` times as long as its trained update.
 
     Noise: send a random vector.
 
@@ -124,7 +124,7 @@ class NoiseAttack(Behaviour):
 @BEHAVIOURS.register("free-rider")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FreeRider(Behaviour):
-    """Send what looks like an update without having trained.
+    """Malicious client that sends a plausible update without training.
 
     Free riding: want the model without data or work, and send what looks like an update.
 
@@ -140,7 +140,7 @@ class FreeRider(Behaviour):
     Parameters
     ----------
     disguise : {"none", "delta", "noise"}
-        Nothing (the start itself), the last global change, or noise of that change's length.
+        What is added to the start: nothing, the last global change, or noise of the same norm.
     factor : float
         Factor of the disguise.
     """
@@ -152,7 +152,7 @@ class FreeRider(Behaviour):
     _starts: dict[int, tuple[int, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def model(self, turn: Turn) -> Tensor:
-        """Return the start, disguised; in the first round, and after a missed one, undisguised."""
+        """Return the disguised start; it is undisguised in the first round and after a missed one."""
         now = turn.broadcast.public.round
         last, before = self._starts.get(turn.partition, (0, turn.start))
         self._starts[turn.partition] = (now, turn.start.clone())
@@ -166,7 +166,7 @@ class FreeRider(Behaviour):
 
 
 def pulled(update: Tensor, kept: Tensor, bound: float) -> Tensor:
-    """Return a vector [d] of length `bound` along the sum of the fellows' earlier updates and the client's own, both unit."""
+    """Return a vector [d] of norm `bound` along the sum of two unit vectors: fellows' earlier updates and own update."""
     total = sum(
         (v / v.norm() for v in (update, kept) if float(v.norm()) > 0), torch.zeros_like(update)
     )
@@ -179,16 +179,16 @@ def pulled(update: Tensor, kept: Tensor, bound: float) -> Tensor:
 @BEHAVIOURS.register("lying-budget")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LyingBudget(Around):
-    """Send a clipped update with less noise than the method asks for.
+    """Malicious client that sends a clipped update with less noise than its method requires.
 
     Parameters
     ----------
     clip : float
-        C; the server could check it.
+        Clip C, which the server could check.
     sigma : float
-        Deviation of the noise: that of epsilon_max (the client claims a similarity of 1), or 0 for none.
+        Standard deviation of the noise: that for epsilon_max (the client claims a similarity of 1), or 0 for none.
     of : Behaviour
-        The behaviour that trains, and whose update is sent.
+        Behaviour that trains the sent update.
     """
 
     clip: Positive
@@ -197,7 +197,7 @@ class LyingBudget(Around):
     bypass: bool = True
 
     def model(self, turn: Turn) -> Tensor:
-        """Return the other behaviour's update, clipped, with that noise."""
+        """Return the start plus the other behaviour's clipped update and the noise."""
         update = clip(self.update(turn), self.clip)
         noise = torch.randn(
             len(update), generator=generator_of("lying", self.seed, turn), dtype=update.dtype
@@ -208,7 +208,7 @@ class LyingBudget(Around):
 @BEHAVIOURS.register("pull-reference")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PullReference(Around):
-    """Turn the last global change into an agreed direction; give all fellows the same instance.
+    """Malicious clients that pull the last global change into an agreed direction; they share one instance.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Attacks on a real run from what its deployed server stored: nothing is trained anew."""
+"""Attacks on a finished run, by the files that its deployed server stored; nothing is trained again."""
 
 from fedveil_lab.games.recorded.game import FAMILIES as FAMILIES
 from fedveil_lab.games.recorded.game import RecordedGame as RecordedGame

@@ -1,4 +1,4 @@
-"""The game on a recorded run: three families of attacks, as far as the stored files allow."""
+"""Game on a recorded run: three families of attacks, as far as the stored files allow."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -31,23 +31,23 @@ LIMITS = (
 
 @dataclass(frozen=True, eq=False)
 class RecordedGame:
-    """Attacks on what a run's folder holds; see the page on recorded runs.
+    """Game that attacks the contents of a finished run's folder.
 
     Parameters
     ----------
     folder : Path
         Folder of a finished run, or of a deployed server.
     configured : Config, optional
-        Configuration whose ``[data]`` and ``[model]`` say who held which examples; by default the folder's.
+        Configuration whose ``[data]`` and ``[model]`` say which client held which examples. Default: the folder's.
     attacks : tuple of str
-        Names of `FAMILIES`; by default all.
+        Names from `FAMILIES`; empty: all.
     replicates : int
-        Largest number of answers to invert.
+        Largest number of client answers to invert.
 
     Raises
     ------
     FieldError
-        For an unknown family, and for a folder that does not fit.
+        If a family is unknown, or the folder does not fit.
     """
 
     folder: Path
@@ -75,21 +75,21 @@ class RecordedGame:
         return self.stored.setup.config
 
     def question(self) -> dict[str, Any]:
-        """Plain values of the question, and of the model."""
+        """Return question and model as plain values."""
         digest = hashlib.sha256(weights_of(self.folder)).hexdigest()
         asked = list(self.attacks or FAMILIES)
         return {"attacks": asked, "replicates": self.replicates, "model": digest}
 
     def check(self) -> list[str]:
-        """Return what is stored, for the user."""
+        """Return notes on what the folder stores."""
         return [self.stored.contents()]
 
     def cells(self) -> list[Cell]:
-        """Return no runs: nothing is trained."""
+        """Return an empty list, as nothing is trained."""
         return []
 
     def judge(self, finished: Finished) -> Judgement:
-        """Make one verdict for each attack; name the reason for each that could not be played."""
+        """Make one verdict per attack; attacks that could not be played are listed with the reason."""
         families: dict[str, Callable[[], _Found]] = {
             MEMBERSHIP: self._membership,
             PARTICIPATION: self._participation,
@@ -139,7 +139,7 @@ class RecordedGame:
         played: Iterable[tuple[str, list[Drawn]]],
         without: Mapping[str, str],
     ) -> "_Found":
-        """Judge attacks on pairs together: each has its share of the error."""
+        """Judge the attacks of a family together on pairs; each has its share of the error."""
         stored, refused, verdicts, notes = self.stored, dict(without), list[Verdict](), list[str]()
         scores = {name: differences(parts, stored.setup.config.seed) for name, parts in played}
         confidence = 1 - (1 - CONFIDENCE) / max(1, len(scores))

@@ -1,4 +1,4 @@
-"""Gradient inversion of answers that a server stored: how much of the images behind them it recovers."""
+"""Invert client answers that a server stored, and measure how well the images behind them are recovered."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,16 +25,16 @@ def inverted(stored: Stored, releases: int, names: Sequence[str] = ()) -> Invert
     Parameters
     ----------
     stored : Stored
-        The run.
+        The recorded run.
     releases : int
         Largest number of attacked answers.
     names : sequence of str
-        Names of `INVERSIONS`; by default those that fit the number of examples.
+        Names from `INVERSIONS`. Default: those that suit the number of examples.
 
     Raises
     ------
     FieldError
-        If no answers are stored, or the examples are no images.
+        If no answers are stored, or the examples are not images.
     """
     if not stored.received:
         accepted = 'are not stored, and a global model alone is no update of one site: ServerFolder(..., keep=["updates"])'
@@ -61,7 +61,7 @@ def inverted(stored: Stored, releases: int, names: Sequence[str] = ()) -> Invert
 
 
 def _captured(stored: Stored, received: Received) -> Captured:
-    """Combine an answer with the server's knowledge, and with the truth to judge by."""
+    """Combine an answer with what the server knows, and with the true images to judge by."""
     setup = stored.setup
     data = setup.clients[received.partition]
     x = setup.dealt.dataset.x
@@ -78,7 +78,7 @@ def _captured(stored: Stored, received: Received) -> Captured:
 
 
 def _spent(stored: Stored, received: Received) -> Spend | None:
-    """Return the spend of a client's round by its public quote; None without a quote."""
+    """Return the privacy cost of a client's round by its public quote; None without a quote."""
     setup = stored.setup
     public = PublicFacts(
         round=received.round,
@@ -94,7 +94,7 @@ def _spent(stored: Stored, received: Received) -> Spend | None:
 
 
 def _reference(stored: Stored, partition: int) -> Tensor | None:
-    """Return images that another client holds out; None if there are none."""
+    """Return the held-out images of another client; None if there are none."""
     for other, client in enumerate(stored.setup.clients):
         if other != partition and client.test_x is not None and len(client.test_x):
             return client.test_x

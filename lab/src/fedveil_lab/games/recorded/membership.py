@@ -1,4 +1,4 @@
-"""Membership of records and persons in a recorded run, by the attacks of `MEMBERSHIPS` that need no training."""
+"""Membership attacks on records and persons of a recorded run, without training."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +23,7 @@ SEVERAL_CLIENTS = "a person is at several clients: her coin fell once, and would
 
 
 def refused(stored: Stored) -> dict[str, str]:
-    """Name the attacks that cannot be played on the stored files, each with the reason."""
+    """Return the attacks of `MEMBERSHIPS` that the stored files do not allow, each with the reason."""
     why: dict[str, str] = {}
     in_groups = _held_out_in_groups(stored)
     for name in MEMBERSHIPS:
@@ -53,12 +53,12 @@ def refused(stored: Stored) -> dict[str, str]:
 
 
 def scored(stored: Stored) -> Iterator[tuple[str, list[Drawn]]]:
-    """Yield each attack that can be played, with the scores of members and of held-out records.
+    """Yield each possible attack with the scores of members and of held-out records.
 
     Raises
     ------
     FieldError
-        If clients hold nothing out.
+        If clients have no held-out records.
     """
     members, table = _members(stored), None
     if stored.received:
@@ -78,7 +78,7 @@ def scored(stored: Stored) -> Iterator[tuple[str, list[Drawn]]]:
 
 
 def _members(stored: Stored) -> list[int]:
-    """Partitions of the clients that trained, as far as the folder says."""
+    """List the partitions of clients that trained, as far as the folder says."""
     replied = {partition for one in stored.rounds for partition in one.replied}
     return sorted(replied) or list(range(len(stored.setup.clients)))
 
@@ -88,13 +88,13 @@ def _persons(stored: Stored) -> bool:
 
 
 def _held_out_in_groups(stored: Stored) -> bool:
-    """Whether one coin decided about several records."""
+    """Whether one random draw decided about several records together."""
     group = stored.setup.dealt.dataset.group
     return group is not None and len(torch.unique(group)) < len(group)
 
 
 def _at_several_clients(stored: Stored) -> bool:
-    """Whether a person has records at two clients, trained on or held out."""
+    """Whether a person has records at more than one client."""
     seen: set[int] = set()
     for client in stored.setup.clients:
         own: set[int] = set()
@@ -113,7 +113,7 @@ def _owners(clients: Sequence[ClientData]) -> Tensor:
 
 
 def _drawn(name: str, pairs: Pairs, seen: ServerRecords, owners: Tensor) -> list[Drawn]:
-    """Add to the scores their strata: client and class, within which the held-out records were drawn."""
+    """Add strata to scores: client and class, within which the held-out records were drawn at random."""
     classes = int(seen.y.max()) + 1
     asked = seen.members + seen.others
     inside = seen.owner * classes + seen.y[: seen.members]
@@ -133,6 +133,6 @@ def _drawn(name: str, pairs: Pairs, seen: ServerRecords, owners: Tensor) -> list
 
 
 def _of_people(keys: Tensor, person: Tensor) -> Tensor:
-    """Return the stratum of each person, ascending by person: that of her first record."""
+    """Return the stratum of each person, in ascending order of persons: that of her first record."""
     _, first = np.unique(person.numpy(), return_index=True)
     return keys[torch.from_numpy(first)]

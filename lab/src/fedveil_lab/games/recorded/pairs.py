@@ -1,9 +1,10 @@
-"""Pairs of one that took part and one that did not, drawn by a fair coin: what right guesses about them prove.
+"""Bounds from pairs of a member and a non-member, which a fair coin told apart.
 
-A run is one sample, so nothing can be said about repeated runs. But which of a client's examples it held out was drawn
-at random, within each class. Take two examples of one client and class, one trained on and one held out. A fair coin,
-independent of all other such pairs, decided which is which. Changing a coin replaces one example by another. So
-`fedveil_lab.attacks.bounds.paired_run` (Steinke et al. 2023, Mahloujifar et al. 2024) applies, with one canary a pair.
+A run is one sample, so nothing can be said about repeated runs. But each client drew its held-out examples at random
+within each class. Take two examples of one client and class, one trained on and one held out. A fair coin, independent
+of all other pairs, decided which is which. Changing a coin replaces one example by another. So
+`fedveil_lab.attacks.bounds.paired_run` (Steinke et al. 2023, Mahloujifar et al. 2024) applies, with one canary per
+pair.
 """
 
 from collections.abc import Sequence
@@ -23,14 +24,14 @@ LEAST = 10  # pairs: with fewer no bound is above 0
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Scores of units that took part and of units that did not, each with the key of its stratum.
+    """Scores of members and non-members, each with the key of its stratum.
 
     Attributes
     ----------
     inside, outside : Tensor
         Scores [n] and [m]; higher means in.
     inside_keys, outside_keys : Tensor
-        int64 [n] and [m]. Within one key chance decided which units are in.
+        Keys of the strata, int64 [n] and [m]. Within a stratum chance decided which units are in.
     """
 
     inside: Tensor
@@ -40,9 +41,9 @@ class Drawn:
 
 
 def differences(parts: Sequence[Drawn], seed: int = 0) -> Tensor:
-    """Pair members and non-members of each stratum at random; return each member's score less the other's, [pairs].
+    """Pair members and non-members of each stratum at random; return score differences [pairs], member minus non-member.
 
-    The pairs follow from the seed alone, so that no score chooses them.
+    The pairs depend on the seed only, never on scores.
     """
     draw = torch.Generator().manual_seed(keyed_seed("recorded pairs", seed))
     found: list[Tensor] = []
@@ -63,14 +64,14 @@ def _shuffled(scores: Tensor, draw: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class OrderedPairs:
-    """Result of right guesses about pairs.
+    """Result of an attack on pairs: its rate of right guesses, and the bounds that follow.
 
     Attributes
     ----------
     order : Estimate
-        Share of pairs in which the one inside scores higher (ties count half), with its exact 95% interval.
+        Share of pairs in which the member scores higher (ties count half), with its exact 95% interval.
     bound : OneRun
-        Lower bounds of mu and epsilon of replacing one of them by another.
+        Lower bounds of mu and epsilon under replace-one.
     pairs : int
         Number of pairs.
     """
@@ -81,16 +82,16 @@ class OrderedPairs:
 
 
 def proven_by(found: Tensor, *, delta: float, confidence: float) -> OrderedPairs:
-    """Judge the differences of an attack.
+    """Compute the bounds that an attack's score differences prove.
 
     Parameters
     ----------
     found : Tensor
-        [pairs], from `differences`.
+        Score differences [pairs], from `differences`.
     delta : float
-        Delta of the bound of epsilon.
+        Delta of the bounded epsilon.
     confidence : float
-        Confidence of both bounds.
+        Joint confidence of both bounds.
 
     Raises
     ------
@@ -106,10 +107,10 @@ def proven_by(found: Tensor, *, delta: float, confidence: float) -> OrderedPairs
 
 
 def exceeds(promise: Guarantee | None, proven: OrderedPairs, delta: float) -> bool | None:
-    """Whether the bounds refute a promise; None without one, or if it is for regions, which covers no participation.
+    """Whether the bounds refute a promise; None without a promise, or if it protects regions, not participation.
 
-    A promise for leaving one out covers replacing one by another as two steps, so it is read for a group of two. That
-    holds for records, persons and clients alike, as both of a pair are of one client.
+    Replacing a unit is removing one and adding another, so a promise under add/remove or zero-out is taken for a group
+    of two. This holds for records, persons and clients alike, as both of a pair belong to one client.
     """
     if promise is None or promise.unit in REGIONS:
         return None

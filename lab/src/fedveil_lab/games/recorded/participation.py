@@ -1,4 +1,4 @@
-"""Client inference in a recorded run: from the clients that answered in each round, and those that only validated."""
+"""Client inference in a recorded run: which clients answered in each round, and which only validated."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -69,7 +69,7 @@ def comparisons(
 
 
 def scored(stored: Stored) -> tuple[str, Iterator[tuple[str, list[Drawn]]], dict[str, str]]:
-    """Return the question, the scores by attack, and the attacks that cannot be played.
+    """Return the question, the scores by attack, and the attacks that cannot be played with the reasons.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def _one(
     outside: list[int],
     start: Tensor,
 ) -> Drawn:
-    """Score both sides of a comparison; all clients are in one stratum, as the server drew them."""
+    """Score both sides of a comparison; all clients form one stratum, as the server drew them."""
     learner = stored.setup.learner
     x, y = held_out(stored.setup.clients)
     if len(x):

@@ -1,4 +1,4 @@
-"""Contents of a finished run's folder for an attack, and the data that the run trained on."""
+"""Read a finished run's folder, and the data that the run trained on, for an attack."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -32,18 +32,18 @@ OF_A_GUARANTEE = {one.name for one in fields(Guarantee)} | BOUNDS | {"status", "
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A finished run as its folder holds it.
+    """Finished run, read from its folder.
 
     Attributes
     ----------
     folder : Path
-        Folder of the run.
+        Path of the folder.
     setup : Setup
-        Clients, model and training, by the configuration.
+        Clients, model and training from the configuration.
     summary : mapping
-        Contents of summary.json.
+        Content of summary.json.
     last : Tensor
-        [d], the last released model.
+        Last released model [d].
     rounds : sequence of KeptRound
         Rounds that the server kept; empty if it kept none.
     """
@@ -56,14 +56,14 @@ class Stored:
 
     @property
     def models(self) -> Tensor:
-        """Models after each kept round [R, d], or the last one alone [1, d]."""
+        """Models after each kept round [R, d], or only the last one [1, d]."""
         if not self.rounds:
             return self.last[None]
         return torch.stack([one.models[0] for one in self.rounds])
 
     @cached_property
     def received(self) -> list[Received]:
-        """Models that arrived, in order of rounds and partitions; empty unless updates were kept."""
+        """Models that arrived from clients, sorted by round and partition; empty if updates were not kept."""
         found = []
         for one in self.rounds:
             for partition in sorted(one.received):
@@ -74,7 +74,7 @@ class Stored:
 
     @cached_property
     def promise(self) -> Guarantee | None:
-        """The weakest promise of the run's parties; None if one of them has no proven one."""
+        """Weakest promise among the run's parties; None if one of them has no proven promise."""
         found = []
         for values in self.summary.get("guarantees", {}).values():
             bare = {
@@ -97,7 +97,7 @@ class Stored:
         return self.setup.config.privacy.budget.delta
 
     def contents(self) -> str:
-        """Say what is stored, in one sentence."""
+        """Say in one sentence what is stored."""
         if not self.rounds:
             kept = "no models of rounds"
         else:
@@ -111,20 +111,20 @@ class Stored:
 
 
 def stored_run(folder: str | Path, config: str | Path | Config | None = None) -> Stored:
-    """Read a finished run and the data that it was trained on.
+    """Read a finished run, and the data on which it trained.
 
     Parameters
     ----------
     folder : path
-        Of a run, or of a deployed server.
+        Folder of a run, or of a deployed server.
     config : path or Config, optional
-        A configuration whose ``[data]`` and ``[model]`` say who held which examples. A server's folder needs it:
-        partition i of the run is client i of the configuration.
+        Configuration whose ``[data]`` and ``[model]`` say which client held which examples. A server's folder needs it.
+        Partition i of the run is client i of the configuration.
 
     Raises
     ------
     FieldError
-        Naming what the folder lacks, or that configuration and run do not fit.
+        If the folder lacks something, or configuration and run do not fit.
     """
     path = Path(folder)
     weights = weights_of(path)
@@ -160,7 +160,7 @@ def _model(weights: bytes, layout: Layout, setup: Setup) -> Tensor:
     Raises
     ------
     FieldError
-        If the file has another model's arrays, or several models.
+        If the file holds the arrays of another model, or several models.
     """
     module = setup.learner.model
     try:
