@@ -45,7 +45,7 @@ def compare(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> "Compared":
-    """Compare privacy settings side by side.
+    """Run privacy settings with the same clients and seeds, and compare them in one table.
 
     Parameters
     ----------
@@ -53,16 +53,16 @@ def compare(
         ``make(clients, method, seed) -> Federation``, or a configuration with ``[compare]``, which needs no clients or
         settings.
     clients : sequence
-        Clients as for `Federation`; given to `make`.
+        Clients as for `Federation`; they are passed to `make`.
     settings : mapping of str to method
-        Methods as for `Federation`, by label; None: no privacy. A pair ``(method, LocalTraining(...))`` gives the
-        setting its own training; `what` is then called with ``local=``. All are checked before the first run.
+        Methods as for `Federation`, by label; None means no privacy. A pair ``(method, LocalTraining(...))`` also sets
+        the local training; `what` is then called with ``local=``. All are checked before the first run.
     rounds : int
-        Rounds of each run.
+        Number of rounds per run.
     seeds : int
-        Repetitions under seeds 0, 1, ..., or for a configuration its own seed and those that follow.
+        Number of repetitions, with seeds 0, 1, ..., or from the configuration's own seed on.
     delta : float
-        Delta at which an epsilon is stated.
+        Delta at which epsilons are stated.
     out : path, optional
         Folder for a configuration's runs.
     progress : Progress, optional
@@ -131,12 +131,12 @@ def compare(
 
 @dataclass(frozen=True)
 class Compared(Sequence[Summary]):
-    """Finished runs, setting by setting, seed by seed.
+    """Finished runs of a comparison, ordered by setting, then by seed.
 
     Attributes
     ----------
     summaries : tuple of Summary
-        The runs.
+        Summaries of the runs.
 
     Examples
     --------
@@ -157,7 +157,7 @@ class Compared(Sequence[Summary]):
         return len(self.summaries)
 
     def __str__(self) -> str:
-        """Format the table, and the notes that belong beside it."""
+        """Format the table and its notes."""
         from fedveil_lab.report.tables import comparison_notes, comparison_tables
 
         texts = [table.text(WIDTH) for table in comparison_tables(self.summaries, WIDTH)]
@@ -193,7 +193,7 @@ def require_function(what: Any) -> None:
 
 
 def _require(call: str, **given: Any) -> None:
-    """Refuse a function without the other arguments that it needs."""
+    """Refuse a function that is given without its other arguments."""
     for name, value in given.items():
         if not value:
             raise FieldError(name, value, f"it is needed beside a function: {call}")
@@ -229,9 +229,9 @@ def audit(
 ) -> "OwnAudit | Judgement":
     """Measure how well someone who sees every model can tell whether one client takes part, with and without `method`.
 
-    In the world without the target, its place follows the guarantee: a client without examples (zero-out, or no promise
-    for a client), one with the examples of `instead` or of another client (replace-one), or no client (add/remove).
-    Rehearsals, half as many as the runs and at least 8, fix thresholds and weights.
+    The guarantee's relation decides what replaces the target in the other world. It is a client without examples
+    (zero-out, or no client-level promise), one with the examples of `instead` or of another client (replace-one), or no
+    client (add/remove). Rehearsals, half as many as the runs and at least 8, set thresholds and weights.
 
     Parameters
     ----------
@@ -243,17 +243,17 @@ def audit(
     method : optional
         Method that protects the clients. The same attacks also run against the federation without it.
     rounds : int
-        Rounds of each run.
+        Number of rounds per run.
     replicates : int, optional
-        Runs in each world; default: 10, or for a configuration its game's default.
+        Number of runs per world. Default: 10, or the game's default for a configuration.
     target : int
-        Number of the client in question; the attacker holds its training examples.
+        Number of the target client; the attacker holds its training examples.
     instead : client, optional
-        Client in the target's place; its examples need the same shape.
+        Client that replaces the target; its examples need the same shape.
     reference : client, optional
-        Examples on which nobody trains, for the calibrated attacks. Default: the other clients' held-out ones.
+        Examples on which nobody trains, for calibrated attacks. Default: held-out examples of the other clients.
     delta : float
-        Delta of the epsilons.
+        Delta of the bounded epsilons.
     progress : Progress, optional
         Receives the progress; by default a bar on a terminal, and nothing elsewhere.
 
@@ -320,14 +320,14 @@ def audit(
 
 @dataclass(frozen=True, eq=False)
 class OwnAudit(Audit):
-    """Results of attacks on participation; `verdicts` without the method come first.
+    """Result of an audit of your own federation: attacks without the method first, then with it.
 
     Attributes
     ----------
     target : int
-        The client in question.
+        Number of the target client.
     relation : str
-        Relation between the two worlds.
+        Neighbouring relation of the two worlds.
     promised : str
         The method's guarantee.
 
@@ -347,7 +347,7 @@ class OwnAudit(Audit):
 
     @property
     def measured(self) -> EpsilonBound:
-        """Epsilon that all attacks against the method prove together."""
+        """Lower bound of epsilon that all attacks on the method prove together."""
         return self.together[self.verdicts[-1].setting]
 
     def __str__(self) -> str:
@@ -374,7 +374,7 @@ def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
 
 
 def _held_out(clients: Sequence[ClientData]) -> ClientData | None:
-    """Join what the given clients hold out."""
+    """Join the held-out examples of the given clients."""
     x, y = list[Tensor](), list[Tensor]()
     for client in clients:
         if client.test_x is not None and client.test_y is not None:

@@ -38,7 +38,10 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
 
 
 def greatest_loss(n: int, s: float) -> float:
-    """Return a loss that is exceeded with negligible probability: s, or less in high dimensions."""
+    """Return a loss that is exceeded with negligible probability: s, or less in high dimensions.
+
+    `n` is the dimension, `s` the distance between the two centres over the noise's scale.
+    """
     low, high = 0.0, s
     if delta_of_shift(n, s, np.array([s * (1 - 1e-9)]))[0] > _NEGLIGIBLE:
         return s

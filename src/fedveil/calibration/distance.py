@@ -180,7 +180,7 @@ Stacks = tuple[Tensor, ...]
 
 
 def squared_distances(*stacks: Tensor, close: float = 0.25) -> Tensor:
-    """Compute the squared Euclidean distances between all rows, each accurate in relation to itself.
+    """Compute the squared Euclidean distances between all rows, each with a small relative error.
 
     Parameters
     ----------

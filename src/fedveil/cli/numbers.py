@@ -30,7 +30,7 @@ RELATIONS = ("zero-out", "add/remove", "replace-one")
 
 
 def read_by(command: str, config: str) -> Callable[..., Any]:
-    """Find another package's version of a command, which reads a configuration.
+    """Find the function of another package that runs a command on a configuration file.
 
     It is an entry point of the group `fedveil.configurations`, with the command's name.
 

@@ -199,7 +199,10 @@ class Cohort:
         )
 
     def again(self, answers: Collected) -> list[int]:
-        """Return the remaining clients of an incomplete secure sum, to be asked again: a sum is over all asked clients."""
+        """Return the clients to ask again after an incomplete secure sum, as a sum opens only if all asked clients answer.
+
+        If some clients refused, these are all that did not refuse; else those that replied.
+        """
         assert self.asked is not None  # a cohort was asked
         asked = self.asked
         if not self.parties.site_keys:

@@ -60,7 +60,7 @@ class EarlyStopping(Parameters):
     allow_equal_rows: bool = False
 
     def following(self, best: Best, loss: float, round_: int, models: Tensor) -> Best:
-        """Return the best models so far, after the validation loss of a round's models [k, d]."""
+        """Return the best models so far, given the validation loss of a round's models [k, d]."""
         margin = self.min_delta if isfinite(best.loss) else 0.0
         if loss < best.loss - margin:
             return Best(loss, round_, 0, models.clone())

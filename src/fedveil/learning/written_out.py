@@ -245,7 +245,7 @@ def bilinear(
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Return the weights with direction v and length g."""
+    """Return the weights with direction v and norm g; one norm for each index of axis `dim`, or one in all for -1."""
     axes = list(range(v.dim()))
     if dim != -1:
         axes.remove(dim % v.dim())

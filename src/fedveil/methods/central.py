@@ -77,7 +77,8 @@ class CentralNoise(AroundRule, ABC):
     aggregator : Aggregator
         Aggregation rule.
     noise_multiplier : float
-        z: the noise's deviation is z * C / n (formal: z times the rule's zero-out sensitivity, the same for a mean).
+        z. Formal order: the noise's deviation is z times the rule's zero-out sensitivity, which is C / n for a mean.
+        Printed order: z * C / n.
     clip : float or QuantileClip
         C, or the rule that adapts it.
     order : {"formal", "printed"}

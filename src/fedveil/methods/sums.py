@@ -163,9 +163,10 @@ def _terms_of(releases: Releases) -> dict[str, float]:
 
 
 class TrustedShares(NoSum):
-    """Silo's part of a trusted sum: each of n silos adds noise of deviation z C / sqrt(n - t).
+    """Silo's part of a trusted sum: it adds a share of the noise, with deviation z C / sqrt(n - t).
 
-    So any n - t shares together have the noise of one sum.
+    Here z is the noise multiplier, C the clip, n the number of silos, and t the number that may drop out or lie. So any
+    n - t shares together have the noise of one sum.
     """
 
     server: ClassVar[type[Plain]] = TrustedSum

@@ -1,1 +1,1 @@
-"""The laboratory's commands; each joins `fedveil` by an entry point of lab/pyproject.toml."""
+"""Command-line commands of the laboratory; each is added to `fedveil` by an entry point in lab/pyproject.toml."""

@@ -105,7 +105,7 @@ def init(
 
 
 def _asked_positive(names: Sequence[str]) -> str:
-    """Which of two classes counts as positive."""
+    """Ask which of two classes counts as positive."""
     return str(
         _asked("--positive", f"Which class counts as positive: {' or '.join(names)}", names[1])
     )

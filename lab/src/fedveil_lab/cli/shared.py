@@ -1,4 +1,4 @@
-"""What the laboratory's commands share: options, and folders that are free."""
+"""Options that several of the laboratory's commands share, and the choice of free folders."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -40,7 +40,7 @@ Assign = Annotated[
 
 
 def folder(value: Path | None) -> Path | None:
-    """Check a folder's name: `--out --help` would write a run into a folder called --help."""
+    """Refuse a folder's name that looks like an option, such as ``--help`` in ``--out --help``."""
     if value is not None and str(value).startswith("-"):
         raise typer.BadParameter(
             f"{str(value)!r} looks like an option: name a folder, as in --out runs/mine"
@@ -90,7 +90,7 @@ Executor = Annotated[
 
 
 def console_for() -> "Console":
-    """Make the console. Outside a terminal it is so wide that rows stay whole.
+    """Make the console; outside a terminal it is wide enough to keep table rows on one line.
 
     With ``--quiet`` it prints nothing, with ``--json`` on stderr.
     """
@@ -110,7 +110,7 @@ def executor_of(name: str) -> "Factory | None":
 
 
 def folder_of(config: str, name: str) -> Path:
-    """Return the named folder where the configuration is one, else runs/<name>."""
+    """Return `config` if it is a folder, else runs/<name>."""
     from fedveil.files import CONFIG
 
     path = Path(config)
@@ -127,7 +127,7 @@ def numbered(path: Path) -> Iterator[Path]:
 
 
 def fresh(path: Path) -> Path:
-    """Return the first of path, path-2, path-3, ... that holds nothing."""
+    """Return the first of path, path-2, path-3, ... that is empty or does not exist."""
     return next(
         one
         for one in numbered(path)
@@ -136,6 +136,6 @@ def fresh(path: Path) -> Path:
 
 
 def fresh_file(path: Path) -> Path:
-    """Return the first of path, path-2, ... (the number before the ending) that does not exist."""
+    """Return the first of path, path-2, ... that does not exist; the number comes before the file's ending."""
     named = (one.with_suffix(path.suffix) for one in numbered(path.with_suffix("")))
     return next(one for one in named if not one.exists())

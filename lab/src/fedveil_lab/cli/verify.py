@@ -1,4 +1,4 @@
-"""`fedveil verify`: test whether an epsilon is true, on scores, mechanisms and apps of anybody and on FedVeil's own."""
+"""`fedveil verify`: test whether a claimed epsilon is true, for scores, mechanisms, apps, jobs and FedVeil's methods."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -116,14 +116,14 @@ def verify(
 
 
 def _own_methods() -> Callable[[int, int, Path | None], None]:
-    """Return the function that plays FedVeil's own methods; it takes runs, canaries and a folder.
+    """Return the function that tests FedVeil's own methods; its arguments are runs, canaries and a folder.
 
     It is an entry point of the group `fedveil.verify`, under the name `own-methods`.
 
     Raises
     ------
     FedVeilError
-        If no installed package brings it.
+        If no installed package provides it.
     """
     from fedveil.errors import FedVeilError
     from fedveil.registry import Registry
@@ -144,7 +144,7 @@ def _refuse_unread(
     steps: str | None,
     canaries: int | None,
 ) -> None:
-    """Refuse an option that the subject does not read."""
+    """Refuse an option that has no effect on the subject."""
     from fedveil.errors import FieldError
 
     if scores is None and rows is not None:
@@ -170,7 +170,7 @@ def _scored(
     alpha: float,
     lower_is_in: bool,
 ) -> "Judged":
-    """Judge a table of scores."""
+    """Judge a claim by a table of scores."""
     from fedveil.errors import FieldError
     from fedveil_lab.verify import read_scores, verify_scores
 
@@ -196,7 +196,7 @@ def _scored(
 
 
 def _described(claim: str | None, steps: str | None, delta: float | None) -> "Judged":
-    """Compose steps as described."""
+    """Judge a claim by the described steps."""
     from fedveil.errors import FieldError
     from fedveil_lab.verify import MechanismSteps, PrivacyClaim
     from fedveil_lab.verify.judged import described_alone
@@ -224,7 +224,7 @@ def _played(
     timeout: float | None,
     canaries: int | None,
 ) -> "Judged":
-    """Play a mechanism in worst-case worlds, an app or a job with canaries."""
+    """Judge a claim by runs: a mechanism in worst-case worlds, an app or a job with canaries."""
     from fedveil.errors import FieldError, require_count
     from fedveil_lab.verify.apps import verify_app
     from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
@@ -272,14 +272,14 @@ def _played(
 
 
 def _require_page(page: Path) -> None:
-    """Refuse a page's name with another ending, before anything is run."""
+    """Refuse a page's name that does not end with .html, before anything is run."""
     from fedveil_lab.report.verdict_page import require_page
 
     require_page(page)
 
 
 def _refuse_another(out: Path | None) -> None:
-    """Refuse a folder that holds anything but a verdict, before anything is run."""
+    """Refuse a folder that holds something else than a verdict, before anything is run."""
     from fedveil.files import refuse_strangers
     from fedveil_lab.verify.judged import FILES
 
@@ -288,7 +288,7 @@ def _refuse_another(out: Path | None) -> None:
 
 
 def _keep(judged: "Judged", out: Path | None, page: Path | None) -> None:
-    """Show and write a verdict, and end with its exit code."""
+    """Print and write a verdict, and exit with its code."""
     from fedveil_lab.runs.provenance import provenance
     from fedveil_lab.verify.judged import FILES
 

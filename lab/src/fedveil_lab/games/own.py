@@ -129,7 +129,8 @@ class LossView:
     shadow : ClientData
         The target's examples.
     reference : ClientData, optional
-        Examples on which nobody trains, for the calibrated attack. Its reference model is the first broadcast.
+        Examples on which nobody trains, for the calibrated attack. It takes the first broadcast as a model that never
+        saw the target.
     """
 
     name = "losses on the target's examples"

@@ -54,7 +54,7 @@ class RecordsView:
         self._setup, self._clients, self._view = setup, list(setup.clients), ServerView()
 
     def load(self, setup: Setup) -> int:
-        """Count all releases of the run."""
+        """Return the number of parameter vectors that the probe keeps of a run: every release."""
         return setup.config.rounds * (len(setup.dealt.clients) + 1)
 
     @classmethod

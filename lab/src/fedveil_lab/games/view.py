@@ -88,7 +88,11 @@ class ParticipationView:
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """Return ``scores`` by attack, one per round, reasons of ``refused`` attacks, and ``missing`` shadow classes."""
+        """Return one dict per run.
+
+        ``scores`` has a score per round by attack, ``refused`` the reason by attack, and ``missing`` the classes that
+        the shadow data lack.
+        """
         pairs = zip(judges, _outsiders(judges), strict=True)
         return [judge._concluded(outsider) for judge, outsider in pairs]
 

@@ -1,4 +1,4 @@
-"""Many runs: cells, the store that knows the finished ones, and comparisons."""
+"""Many runs: cells (single runs), the store that keeps their results, and comparisons of settings."""
 
 from fedveil_lab.grid.cell import Cell as Cell
 from fedveil_lab.grid.cell import Finished as Finished

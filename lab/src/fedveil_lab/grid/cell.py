@@ -1,4 +1,4 @@
-"""A cell is one run; its key holds everything that decides its figures. An outcome is what a finished cell leaves."""
+"""Cells: single runs, each with a key made from everything that determines its figures; and their outcomes."""
 
 import hashlib
 import json
@@ -32,12 +32,12 @@ ABSENT = "?" * 6
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One run.
+    """One run of a study: its configuration, probes and key.
 
     Parameters
     ----------
     label : str
-        Name for people; the folder's name begins with it.
+        Readable name; the folder's name begins with it.
     config : Config
         Resolved configuration.
     probes : tuple of Probe
@@ -45,9 +45,9 @@ class Cell:
     sigma_of : Cell or tuple of Cell, optional
         Other cells of central noise, whose average sigma sets this cell's noise multiplier.
     make : callable, optional
-        Makes a federation that no configuration describes; the configuration then gives only rounds, seed and delta
-        (see `fedveil_lab.grid.cell.stated`). Or it plays something else, and returns a summary. Such a run has no
-        folder, and is equal to no other.
+        Function that makes a federation which no configuration describes. The configuration then gives only rounds,
+        seed and delta (see `fedveil_lab.grid.cell.stated`). It may also run something else and return a summary. Such a
+        run has no folder, and equals no other.
     """
 
     label: str
@@ -58,19 +58,19 @@ class Cell:
 
     @property
     def sources(self) -> tuple["Cell", ...]:
-        """The cells whose sigma this one takes."""
+        """Cells whose average sigma this cell uses."""
         if isinstance(self.sigma_of, Cell):
             return (self.sigma_of,)
         return self.sigma_of or ()
 
     @cached_property
     def key(self) -> str:
-        """Shortened SHA-256 of everything that decides the figures, and of the data.
+        """Shortened SHA-256 of everything that determines the figures, and of the data.
 
-        It covers the configuration's keys that are not at their defaults, the probes, the cells whose sigma it takes,
-        and the `NUMERICS` of its paths. A later version's new option changes no key. A changed default or arithmetic
-        raises its path's number, and so changes the keys of cells on that path. The last six characters are the data's
-        own; ``??????`` where these are not here.
+        It covers the configuration's keys that differ from their defaults, the probes, the cells whose sigma is used,
+        and the `NUMERICS` of its code paths. A new option of a later version does not change it. A changed default or
+        arithmetic raises the number of its path, and so changes the keys of cells on this path. The last six characters
+        are a digest of the data, or ``??????`` if the data are not on this machine.
         """
         if self.make is not None:
             return f"made-{id(self):x}"  # nobody can say what decides the figures of a function
@@ -86,7 +86,7 @@ class Cell:
 
     @property
     def numerics(self) -> int | str:
-        """The numbers of the cell's paths."""
+        """Version numbers of the arithmetic on the cell's code paths."""
         needs = getattr_static(METHODS[self.config.privacy.method].client, "needs", None)
         record = (
             isinstance(needs, frozenset) and "noisy_steps" in needs
@@ -97,7 +97,7 @@ class Cell:
 
     @cached_property
     def kind(self) -> str:
-        """Digest shared by cells that differ only in seeds and in the clients that take part, and can be played together."""
+        """Digest that is equal for cells which differ only in seeds and participating clients, so that they can run together."""
         if self.make is not None:
             return self.key
         values = {k: v for k, v in self.config.common().items() if k not in ELSEWHERE}
@@ -106,19 +106,19 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """The name of the cell's folder."""
+        """Name of the cell's folder."""
         return f"{slug(self.label)}-{self.key}"
 
 
 def require_data(cells: Iterable[Cell]) -> None:
-    """Refuse all cells, before any runs, if one needs files that are not on this machine.
+    """Refuse all cells before any run if one needs data files that are not on this machine.
 
     Files of another version are refused sooner: a cell's key is made of its data.
 
     Raises
     ------
     MissingDataError
-        If a file is missing; the text names the first one, and its source.
+        If a file is missing; the message names the first one, and its source.
     """
     for cell in cells:
         if cell.make is None and cell.key.endswith(ABSENT):
@@ -126,7 +126,7 @@ def require_data(cells: Iterable[Cell]) -> None:
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """List every cell once, in order, each after those whose sigma it takes."""
+    """List every cell once, each after the cells whose sigma it uses."""
     cells_by_key: dict[str, Cell] = {}
     for cell in cells:
         for one in (*cell.sources, cell):
@@ -136,7 +136,7 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A finished cell.
+    """Results of a finished cell.
 
     Attributes
     ----------
@@ -145,7 +145,7 @@ class Outcome:
     summary : Summary
         Figures of the whole run.
     folder : Path or None
-        Where its files lie; None for a run that was kept in memory alone.
+        Folder of its files; None for a run kept in memory.
     """
 
     cell: Cell
@@ -154,18 +154,18 @@ class Outcome:
 
     @property
     def folder_name(self) -> str:
-        """Name of its folder, or of the one that it would have."""
+        """Name of the cell's folder, also if it has none."""
         if self.folder is None:
             return self.cell.folder
         return self.folder.name
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Rows, one for each round; a probe's figures are under "figures"."""
+        """Metrics, one row per round; figures of probes are under "figures"."""
         return self.summary.rows
 
     def series(self, name: str) -> list[float]:
-        """Return a figure round by round: a probe's, else of the noise, else of the pooled metrics; [] if there is none."""
+        """Return a figure round by round, from a probe, the noise or the pooled metrics; [] if there is none."""
         for kind in ("figures", "noise", "metrics"):
             values = [float(row[kind][name]) for row in self.rows if name in row.get(kind, {})]
             if values:
@@ -175,14 +175,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finished:
-    """Results of the finished cells among some cells.
+    """Outcomes of finished cells, and reasons of failed ones.
 
     Attributes
     ----------
     outcomes : dict of str to Outcome
-        Outcomes, by key of the cell.
+        Outcomes by the cell's key.
     failed : dict of str to str
-        Reason why a cell has no model, by its key.
+        Reasons why cells have no model, by the cell's key.
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -202,7 +202,7 @@ def matched(config: Config, earlier: Sequence[Summary]) -> Config:
     Raises
     ------
     FieldError
-        If one of them added no noise on the server, or sigma follows a clipping norm that adapts.
+        If a run added no noise on the server, or its sigma depends on an adaptive clip.
     """
     sigmas = [summary.noise("sigma") for summary in earlier]
     known = [sigma for sigma in sigmas if sigma is not None]
@@ -224,13 +224,13 @@ def matched(config: Config, earlier: Sequence[Summary]) -> Config:
 
 
 def stated(rounds: int, seed: int = 0, delta: float = 1e-5) -> Config:
-    """Describe a run without a configuration; it has no data and no model, and asking for them is an error."""
+    """Make a configuration for a run that a function makes; it has no data and no model, and reading them is an error."""
     privacy = Privacy.model_construct(budget=Budget(delta=delta))
     return Config.model_construct(name="made", rounds=rounds, seed=seed, privacy=privacy)
 
 
 def play_made(cell: Cell, advance: Callable[[Row], None] = lambda row: None) -> Summary:
-    """Run a cell that a function makes, and summarise it like a configured run.
+    """Run a cell whose federation a function makes, and summarise it like a configured run.
 
     Parameters
     ----------

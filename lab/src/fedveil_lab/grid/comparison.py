@@ -1,4 +1,4 @@
-"""Run several privacy settings side by side."""
+"""Run several privacy settings with the same seeds and compare them."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ UNNOISED = {
 
 @contextmanager
 def named(label: str) -> Iterator[None]:
-    """Add the setting's name to a refusal."""
+    """Add the setting's name to error messages inside the block."""
     try:
         yield
     except FieldError as error:
@@ -74,19 +74,19 @@ def compare(
     executor: Factory | None = None,
     declare: Callable[[Path, int], None] | None = None,
 ) -> list[Summary]:
-    """Run every setting of ``[compare]``, each under the same seeds.
+    """Run every setting of ``[compare]`` with the same seeds, and return the summaries.
 
     Parameters
     ----------
     config : Config
-        The settings, and their common keys.
+        Configuration with the settings and their common keys.
     out : path, optional
-        Where the runs' folders go (below ``cells``), the comparison's own ``config.toml``, and ``comparison.json``:
-        the list of summaries.
+        Folder for the runs (below ``cells``), the comparison's ``config.toml``, and its list of summaries,
+        ``comparison.json``.
     seeds : int
-        Repetitions: the configuration's seed and those that follow it. Data are dealt out anew under each.
+        Number of repetitions, with the configuration's seed and the following ones. Each divides the data anew.
     resume : bool
-        Keep finished runs and go on with the others; with no fewer seeds than the folder has.
+        Whether to keep finished runs and continue the others. `seeds` must be at least the number in the folder.
     progress : Progress, optional
         Receives the progress.
     jobs, executor
@@ -102,7 +102,7 @@ def compare(
     Raises
     ------
     NoReplyError
-        If a round of one of the runs had no usable reply; the others are finished.
+        If a round of a run had no usable reply; the other runs are finished first.
     """
     require_count("--seeds", seeds)
     if out is None:
@@ -143,7 +143,7 @@ def finished_of(config: Config, folder: Path, seeds: int = 1) -> list[Summary]:
 
 
 def _placed(planned: list[tuple[Variant, Cell]], finished: Finished) -> list[Summary]:
-    """Return summaries under the settings' labels."""
+    """Return the summaries with the labels of their settings."""
     placed = []
     for variant, cell in planned:
         if cell.key in finished.outcomes:
@@ -172,7 +172,7 @@ def _require(path: Path, config: Config, resume: bool) -> None:
 
 
 def _begun(path: Path, first: int) -> int:
-    """Count the seeds of which a folder has runs."""
+    """Count the seeds for which a folder has runs."""
     files = (path / CELLS).glob(f"*/{CONFIG}")
     return (
         1

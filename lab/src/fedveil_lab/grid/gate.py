@@ -1,6 +1,7 @@
-"""A gate: limits of a comparison, declared before its first run and checked after its last.
+"""Gate: limits for a comparison's setting, declared before its first run and checked after its last.
 
-Privacy comes first. No score offsets a failed promise, and a setting that was not attacked passes no attack.
+Privacy comes first: no score makes up for a failed promise, and a setting that was not attacked does not pass the
+attack.
 """
 
 import hashlib
@@ -48,9 +49,9 @@ class Gate:
     epsilon, delta : float
         The largest total epsilon, at this delta.
     trust : str
-        The most trust that the promise may need; empty: any.
+        Most trust that the promise may need; empty: any.
     measures : mapping of str to float
-        Limits by figure. The near end of the 95% interval counts, as its mean over the seeds.
+        Limits by figure. They are compared with the worse end of the 95% interval, averaged over seeds.
     attack : float or None
         Largest upper end of the strongest attack's AUC; needs ``--audit``.
     digest : str
@@ -68,12 +69,12 @@ class Gate:
 
     @classmethod
     def read(cls, file: Path, config: Config) -> "Gate":
-        """Read a gate file, and refuse what the comparison cannot show.
+        """Read a gate file, and refuse limits that the comparison cannot check.
 
         Raises
         ------
         FieldError
-            For a key that is refused; the text names it.
+            If a key is refused; the message names it.
         """
         try:
             content = file.read_bytes()
@@ -121,12 +122,12 @@ class Gate:
         )
 
     def declare(self, folder: Path, seeds: int, *, config: Config, audit: int) -> None:
-        """Write the limits down before the first run; limits that were declared before stay as they are.
+        """Write the limits to the folder before the first run; limits declared earlier must be equal.
 
         Raises
         ------
         FieldError
-            If the folder has runs and no gate, or another one: a limit that is set afterwards is no limit.
+            If the folder has runs without a gate, or a different gate: limits must be set before the runs.
         """
         if self.attack is not None and not audit:
             raise FieldError("gate: attack.auc", self.attack, "needs an attack: --audit N")
@@ -153,7 +154,7 @@ class Gate:
         )
 
     def limits(self) -> dict[str, Any]:
-        """Return plain values of the limits."""
+        """Return the limits as plain values."""
         privacy = {
             "unit": self.unit,
             "epsilon": self.epsilon,
@@ -168,7 +169,7 @@ class Gate:
         }
 
     def check(self, summaries: Sequence[Summary]) -> "Passed":
-        """Judge the setting's runs."""
+        """Check the runs of the gate's setting against the limits."""
         runs = [summary for summary in summaries if summary.setting == self.setting]
         if not runs:
             raise FieldError("gate: setting", self.setting, "has no finished run")
@@ -258,7 +259,7 @@ class Passed:
     measures: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        """Whether every part passed: no score offsets a failed promise."""
+        """Whether every part passed."""
         return not (self.privacy or self.attack or self.measures)
 
     @property
@@ -271,7 +272,7 @@ class Passed:
         return f"{self.gate.setting}: keeps its promise, and falls short of what was to be measured"
 
     def keep(self, folder: Path) -> None:
-        """Write the result beside the declared limits."""
+        """Write the result to a folder, beside the declared limits."""
         file = folder / GATE
         values = json_of(file.read_bytes())
         values["result"] = {

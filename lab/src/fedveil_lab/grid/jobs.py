@@ -1,9 +1,9 @@
-"""Several runs at once: each in a process of its own, or like ones side by side in one.
+"""Run several cells at once: each in its own process, or similar ones together in one process.
 
-Side by side, one learner trains the clients of all runs in one call a round. An interruption loses the runs of the
-current block, which limits its size. Small models gain by large blocks, as one operation trains the clients of all
-runs. Models whose training takes seconds gain next to nothing (dense layers of 167,178 parameters: 0.45 instead of 0.49
-s a replicate, small convolutions nothing at all), and are played in small blocks or one by one.
+Together, one learner trains the clients of all runs in one call per round. An interruption loses the runs of the
+current block, so blocks are limited in size. Small models gain by large blocks, as one operation trains the clients of
+all runs. Models whose training takes seconds gain almost nothing. Dense layers of 167,178 parameters take 0.45 instead
+of 0.49 s per run, and small convolutions gain nothing. They run in small blocks or one by one.
 """
 
 import multiprocessing
@@ -54,7 +54,7 @@ TRIES = 3  # times that a cell is handed over whose worker is lost
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a cell: its seconds, and the reason why it has no model, or an empty text."""
+    """End of a cell: its seconds, and the reason for a missing model, or ""."""
 
     cell: Cell
     seconds: float
@@ -62,7 +62,7 @@ class Ended:
 
 
 class Jobs:
-    """Processes that run cells; leaving the block ends them.
+    """Processes that run cells; a context manager that ends them when the block is left.
 
     A run in its own process on one thread costs less than its clients side by side in one process: nobody waits for
     the slowest client, and evaluation runs side by side too.
@@ -74,10 +74,10 @@ class Jobs:
     count : int
         Number of processes.
     cells : sequence of Cell
-        Cells, begun in this order, but none before the one whose sigma it matches.
+        Cells, started in this order, but never before a cell whose sigma they use.
     executor : callable, optional
-        Makes an executor that runs them instead of processes of this machine. A cell whose worker is lost is handed
-        over again, and goes on after its last whole round.
+        Makes an executor that replaces the processes of this machine. If a worker is lost, its cell is submitted again
+        and continues after its last whole round.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class Jobs:
 
     @property
     def cells(self) -> list[Cell]:
-        """Cells that are being run."""
+        """Cells that are running."""
         return list(self._going.values())
 
     def next(self, patience: float | None = None) -> list[Ended] | None:
-        """Begin cells, wait until some end, and return these; None when no cell is left.
+        """Start cells, wait until some end, and return those; None if no cell is left.
 
         Parameters
         ----------
         patience : float, optional
-            Most seconds to wait; after them the list is empty.
+            Longest wait in seconds; after it the list is empty.
 
         Raises
         ------
@@ -144,7 +144,7 @@ class Jobs:
         return [ended for future in done for ended in self._of(future)]
 
     def _submit(self, cell: Cell) -> Future[tuple[float, str]]:
-        """Hand a cell over; a broken executor is made anew."""
+        """Submit a cell; a broken executor is made anew."""
         try:
             return self._pool.submit(self._work, cell)
         except (
@@ -158,7 +158,7 @@ class Jobs:
         return self._pool.submit(self._work, cell)
 
     def _of(self, future: Future[tuple[float, str]]) -> list[Ended]:
-        """Return the end of a cell; one whose worker is lost waits again."""
+        """Return the end of a cell; a cell whose worker was lost is queued again."""
         cell = self._going.pop(future)
         try:
             return [Ended(cell, *future.result())]
@@ -196,7 +196,7 @@ class Jobs:
 
 
 def _follow() -> None:
-    """Leave Ctrl-C to the first process, and end when it ends, however it does: a run's folder survives that."""
+    """Let only the parent process handle Ctrl-C, and end this process when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     first = multiprocessing.parent_process()
     assert first is not None
@@ -215,7 +215,7 @@ def run_together(
     advance: Callable[[Row], None],
     like: Setup,
 ) -> list[Summary]:
-    """Run configurations that differ only in seeds and in the clients that take part; the bits are those of single runs.
+    """Run configurations that differ only in seeds and participating clients; results equal single runs to the bit.
 
     Nothing is written, and ledgers live in memory. A run that ends early says why in its summary.
 
@@ -228,7 +228,7 @@ def run_together(
     label : str
         Label of all runs.
     advance : callable
-        Called after each round of the first run that still goes on.
+        Called after each round of the first unfinished run.
     like : Setup
         Setup of one such run.
     """
@@ -262,7 +262,7 @@ def run_together(
 
 
 def _common_with(other: Setup, config: Config) -> Common:
-    """Prepare a run like another: it takes the other's learner, and its data if the seed of the data is the same."""
+    """Prepare a run with another run's learner, and with its data if the data seed is the same."""
     method = config.privacy.build(config.aggregator)
     if config.data_seed != other.config.data_seed:
         dealt = with_features(config, deal_out(config.data, config.data_seed))
@@ -280,9 +280,9 @@ def _starts(config: Config, dealt: Dealt, method: Method, other: Setup) -> Tenso
 
 
 def block_size(setup: Setup, probes: Sequence[Probe], seconds: float) -> int:
-    """Choose how many runs like this one to play at once: as many as memory and `SECONDS` allow, at most `MOST`.
+    """Choose how many similar runs to make together: as many as memory and `SECONDS` allow, at most `MOST`.
 
-    It is at least one, and at least two where several threads train: one run's three clients would leave a thread idle.
+    It is at least 1, and at least 2 with several threads, as the three clients of one run would leave a thread idle.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Finished cells: where each lies, and which of several drivers may run the others."""
+"""Finished cells: their folders, and locks that decide which driver may run the unfinished ones."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,16 +14,16 @@ CLAIMS = ".claims"  # a lock a cell, for drivers that share a folder
 
 
 class Kept:
-    """Cells below a folder, or in memory; see `fedveil_lab.grid.Store`, which runs them."""
+    """Cells in a folder, or in memory; see `fedveil_lab.grid.Store`, which runs them."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._kept: dict[str, Outcome] = {}
 
     def path(self, cell: Cell) -> Path | None:
-        """Find the folder of a cell, whatever its label was when it was run.
+        """Find the folder of a cell, even if it was run under another label.
 
-        Without the data on this machine, it is the run on the only data that the store has for this cell.
+        If the data are not on this machine, the store must have runs of this cell on one data set only.
         """
         if self.folder is None or cell.make is not None:
             return None
@@ -88,8 +88,8 @@ class Kept:
     def claim(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
         """Lock the unfinished cells that no other driver has, until the block ends.
 
-        A cell is left out if another driver has it, or has one whose sigma it takes. The lock of a killed driver is
-        void.
+        A cell is left out if another driver has it, or a cell whose sigma it uses. Locks of killed drivers do not
+        count.
         """
         if self.folder is None:
             yield list(cells)
@@ -109,7 +109,7 @@ class Kept:
             yield mine
 
     def _claimed(self, cell: Cell) -> bool:
-        """Whether another driver has an unfinished cell."""
+        """Whether another driver has locked an unfinished cell."""
         with self.claim([cell]) as mine:
             return not mine and self.find(cell) is None
 
@@ -118,12 +118,12 @@ class Kept:
         return self._kept[cell.key]
 
     def refuse_others(self, kind: str = STUDY) -> None:
-        """Refuse a folder that holds something else than cells of this kind.
+        """Refuse a folder that holds something else than cells of this kind of study.
 
         Raises
         ------
         FieldError
-            If it holds something else, or tables of a study whose runs are lost: new ones would replace them.
+            If it holds something else, or tables of a study without its runs, which new tables would replace.
         """
         if self.folder is None:
             return
@@ -134,7 +134,7 @@ class Kept:
 
     @contextmanager
     def opened(self, kind: str = STUDY, *, shared: bool = False) -> Iterator[None]:
-        """Open the folder, and make it where it is missing; several drivers may run cells in it.
+        """Open the folder, and make it if it does not exist; several drivers may run cells in it.
 
         Parameters
         ----------

@@ -1,8 +1,8 @@
-"""Choose among private settings at no cost: they are played on made-up or public rows, never on private ones.
+"""Choose among private settings at no privacy cost, by runs on synthetic or public rows.
 
-Whoever sees several private runs has been shown the total of them all, and their held-out figures have no noise. So
-nothing here reads them. Private selection (arXiv 1811.07971, 2110.03620) would need a server that hides all runs but
-one and their number; a user who compares settings sees them all, so it is not offered.
+Whoever sees several private runs is exposed to the privacy cost of all of them, and their held-out figures have no
+noise. So private runs are not read here. Private selection (arXiv 1811.07971, 2110.03620) needs a server that hides all
+runs but one, and their number. A user who compares settings sees all runs, so it is not offered.
 """
 
 import tempfile
@@ -32,18 +32,18 @@ SHARED = ("clients", "partition", "holdout", "positive")  # of [data], what a re
 
 @dataclass(frozen=True)
 class Chosen:
-    """Chosen setting, and how it was chosen.
+    """The chosen setting, and how it was chosen.
 
     Attributes
     ----------
     label : str
-        Of the best setting.
+        Label of the best setting.
     scores : mapping of str to float
         Score of each setting, as the mean over seeds: balanced accuracy (or accuracy), or minus the RMSE.
     by : {"rehearsal", "public"}
-        Rows on which it was chosen.
+        Kind of rows on which it was chosen: synthetic or public.
     read : tuple of str
-        Private numbers that the choice rests on; empty where there are none.
+        Private numbers on which the choice depends; empty if there are none.
 
     Examples
     --------
@@ -71,18 +71,18 @@ def search(
     seeds: int = 1,
     reach: float | None = None,
 ) -> Chosen:
-    """Choose the best of a comparison's private settings without a private row.
+    """Choose the best private setting of a comparison without using private rows.
 
     Parameters
     ----------
     config : Config, str or path
-        Its settings (``[compare]``) promise the same total, and differ in how they train.
+        Comparison whose settings (``[compare]``) promise the same total epsilon and differ in their training.
     by : {"rehearsal", "public"}
-        Made-up rows of the declared shape, or ``data.public_examples``; both with as many clients.
+        Synthetic rows of the declared shape, or ``data.public_examples``; the number of clients stays the same.
     seeds : int
-        Runs of each setting.
+        Number of runs per setting.
     reach : float, optional
-        Score that is possible without privacy in the made-up task; default: that of a clear task.
+        Score that is possible without privacy in the synthetic task. Default: that of an easy task.
 
     Returns
     -------
@@ -92,7 +92,7 @@ def search(
     Raises
     ------
     FieldError
-        If there are not two private settings of one promise, no public rows, or other held-out figures are asked for.
+        If there are fewer than two private settings with one promise, no public rows, or `by` is unknown.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def search(
 
 
 def only(config: Config, label: str) -> Config:
-    """Reduce the comparison to one private setting, beside those without privacy."""
+    """Return a comparison with one private setting, and the settings without privacy."""
     kept = [
         variant.setting
         for variant in variants_of(config)
@@ -139,7 +139,7 @@ def only(config: Config, label: str) -> Config:
 
 
 def _private(config: Config) -> list[Variant]:
-    """List the private settings, among which to choose."""
+    """List the private settings among which to choose."""
     found = [variant for variant in variants_of(config) if _method(config, variant) != "vanilla"]
     if len(found) < 2 or any(variant.setting.match_sigma_of for variant in found):
         raise FieldError(
@@ -156,7 +156,7 @@ def _method(config: Config, variant: Variant) -> str:
 
 
 def _same_promise(config: Config, variants: list[Variant]) -> None:
-    """Refuse settings whose promises differ: one could win by promising less."""
+    """Refuse settings with different promises, as one could win by promising less."""
     found = {}
     for variant in variants:
         single = configure(config, variant.label, variant.setting)
@@ -170,7 +170,7 @@ def _same_promise(config: Config, variants: list[Variant]) -> None:
 
 
 def _write(file: Path, setup: Setup, by: By, reach: float | None, seed: int) -> None:
-    """Write the rows on which settings are played."""
+    """Write the rows on which settings are run to a file."""
     public = setup.dealt.public
     if by == "public":
         if public is None:
@@ -191,7 +191,7 @@ def _shaped(x: Tensor, setup: Setup) -> Tensor:
 
 
 def _on(config: Config, file: Path, setup: Setup, seed: int) -> Config:
-    """Make the configuration on other rows, with as many clients."""
+    """Make the configuration for other rows, with the same number of clients."""
     data: dict[str, Any] = {
         "name": "npz",
         "path": str(file),
@@ -209,7 +209,7 @@ def _on(config: Config, file: Path, setup: Setup, seed: int) -> Config:
 
 
 def _score(summary: Summary) -> float:
-    """Return the figure that judges a setting."""
+    """Return the figure by which a setting is judged."""
     metrics = summary.values["metrics"]
     if "rmse" in metrics:
         return -float(metrics["rmse"])

@@ -1,4 +1,4 @@
-"""The store: the only place that knows the finished cells, and that runs the others."""
+"""Store of runs: it knows the finished cells, and runs the others."""
 
 import json
 import math
@@ -34,12 +34,12 @@ BEGUN = "begun"  # first rounds that runs share: without noise, so deleted when 
 
 
 class Store(Kept):
-    """The runs below a folder: each cell is run once, and an interrupted one goes on where it stopped.
+    """Runs in a folder: each cell is run once, and an interrupted one continues where it stopped.
 
     Parameters
     ----------
     folder : Path or None
-        Folder, made when the first cell is run; a cell's own folder is ``cells/<label>-<key>``. None keeps finished
+        Folder of the runs, made with the first run. A cell's folder is ``cells/<label>-<key>``. None keeps finished
         cells in memory.
     """
 
@@ -57,29 +57,29 @@ class Store(Kept):
         Parameters
         ----------
         cells : sequence of Cell
-            Cells, run in this order, but none before those whose sigma it takes.
+            Cells, run in this order, but never before cells whose sigma they use.
         progress : Progress, optional
             Receives the progress.
         jobs : int
-            Number of cells at once, each in a process of its own. `progress` then receives whole cells, and now and
-            then the rounds of the others.
+            Number of parallel cells, each in its own process. `progress` then receives finished cells, and sometimes
+            rounds of the others.
         together : bool
-            Play cells side by side that differ only in seeds and in the clients that take part, in blocks of a fast
-            size. Their ledgers, models and checkpoints are not kept, and an interruption loses the current block.
+            Whether cells that differ only in seeds and participating clients run together, in blocks of a fast size.
+            Their ledgers, models and checkpoints are not kept, and an interruption loses the current block.
         executor : callable, optional
-            Makes a `concurrent.futures.Executor` whose workers see the folder; each runs one cell at a time, to the
-            same bits. With `jobs` above 1 so many cells are handed over at once, else all.
+            Makes a `concurrent.futures.Executor` whose workers can access the folder. Each runs one cell at a time,
+            with the same results to the bit. With `jobs` above 1 at most this many cells are submitted at once, else
+            all.
 
         Returns
         -------
         Finished
-            Outcomes of the cells and of those whose sigma they take; a cell with a round without a usable reply has
-            failed.
+            Outcomes of the cells, and of those whose sigma they use. A cell fails if a round has no usable reply.
 
         Raises
         ------
         FieldError, FedVeilError
-            For whatever a run refused; finished rounds are kept.
+            If a run refuses something; finished rounds are kept.
         """
         progress, every = progress or Silent(), distinct(cells)
         done, failed = self.collect(every).outcomes, dict[str, str]()
@@ -127,7 +127,7 @@ class Store(Kept):
                     progress.say(f"{cell.label}: {error}")
 
     def run_one(self, cell: Cell, progress: Progress) -> Outcome:
-        """Run an unfinished cell, or the rest of it; the cells whose sigma it takes come first.
+        """Run an unfinished cell, or its remaining rounds, after the cells whose sigma it uses.
 
         Raises
         ------
@@ -205,14 +205,14 @@ class Store(Kept):
             self._keep(cell, config, summary)
 
     def _resolved(self, cell: Cell, progress: Progress) -> Config:
-        """Make the configuration to run; a cell that takes the sigma of others waits until these are finished."""
+        """Make the configuration to run, after the cells whose sigma it uses are finished."""
         config = here(cell.config)
         if not cell.sources:
             return config
         return matched(config, [self.run_one(source, progress).summary for source in cell.sources])
 
     def _keep(self, cell: Cell, config: Config, summary: Summary) -> None:
-        """Write what is kept of a run in memory; the summary comes last, and marks the cell as finished."""
+        """Write what is kept of a run in memory; the summary is written last, and marks the cell as finished."""
         path = self.path(cell)
         self._remember(cell, summary, path)
         if path is None:
@@ -260,7 +260,7 @@ class Store(Kept):
 
 
 def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
-    """Return the device on which a run was begun: another one would give other bits."""
+    """Return the device on which a run began, as another one would give different bits."""
     device = load(path).device
     if device != wanted:
         try:
@@ -276,7 +276,7 @@ def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
 def run_in_process(folder: Path, cell: Cell) -> tuple[float, str]:
     """Run one cell of a folder for `Jobs`; return its seconds, and the reason for a missing model.
 
-    A cell that another driver has is left to it.
+    A cell that another driver has is skipped.
     """
     began, why, store = perf_counter(), "", Store(folder)
     try:

@@ -1,4 +1,4 @@
-"""Runs: one experiment from its configuration, and the folder that it leaves behind."""
+"""Runs: make one experiment from its configuration, and keep its results in a folder."""
 
 from fedveil_lab.runs.runner import Progress as Progress
 from fedveil_lab.runs.runner import run as run

@@ -1,4 +1,4 @@
-"""Tensors kept under a checksum: the state after a run's last whole round, and first rounds that several runs share."""
+"""Checkpoints: the state after a run's last whole round, and cached first rounds; a checksum covers each file."""
 
 import hashlib
 import os
@@ -32,13 +32,13 @@ class Checkpoint:
     run_id, fingerprint : str
         Id of the run, and fingerprint of its configuration.
     lines : mapping of str to int
-        Ledger lines of each party at that time.
+        Number of ledger lines of each party.
     tensors : dict of str to Tensor
         Models, and tensors of all states.
     values : dict
-        Plain values of all states: of the server and of each client.
+        Plain values of all states, of the server and of each client.
     data : str
-        Digest of the examples with which the run began; empty in files of versions that did not store it.
+        Digest of the run's examples; empty in files of versions that did not store it.
     """
 
     round: int
@@ -58,7 +58,7 @@ class Checkpoint:
         lines: Mapping[str, int],
         data: str = "",
     ) -> "Checkpoint":
-        """Collect the present state of a federation."""
+        """Make a checkpoint from the present state of a federation."""
         tensors = {"models": federation.models}
 
         def packed(name: str, state: Any) -> Any:
@@ -76,7 +76,7 @@ class Checkpoint:
         return cls(federation.round, run_id, fingerprint, lines, tensors, values, data)
 
     def restore(self, federation: Federation) -> None:
-        """Put a federation back to the state of this checkpoint."""
+        """Set a federation to the state of this checkpoint."""
         method, layout = federation.method, federation.layout
         server = unpack(
             method.server.init(layout.size, layout.dtype),
@@ -100,18 +100,18 @@ class Checkpoint:
         }
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's checkpoint."""
+        """Write this checkpoint to a folder, in place of the earlier one."""
         plain = {name: value for name, value in vars(self).items() if name != "tensors"}
         write_atomic(folder / FILE, sealed(self.tensors, plain))
 
     @classmethod
     def read(cls, folder: Path) -> "Checkpoint | None":
-        """Read the folder's checkpoint; None before the end of the first round.
+        """Read the checkpoint of a folder; None if no round has ended.
 
         Raises
         ------
         FieldError
-            If the file is damaged: a checksum covers its tensors and values.
+            If the checksum shows that the file is damaged.
         """
         path = folder / FILE
         if not path.exists():
@@ -124,19 +124,19 @@ class Checkpoint:
 
 
 class Remembering:
-    """A trainer that keeps results on disk and looks there first.
+    """Trainer that caches results on disk.
 
-    A result is found again only for the same start, examples, key and description. It is what training would give, and
-    equal to the bit where the trainer's results do not depend on the other clients.
+    A cached result is used only for the same start, examples, key and description. It equals new training to the bit if
+    the trainer's results do not depend on the other clients.
 
     Parameters
     ----------
     trainer : Trainer
-        Trains what is not there yet.
+        Trainer for results that are not cached.
     folder : Path
-        Made when needed. It may be deleted at any time.
+        Folder of the cache, made when needed. It may be deleted at any time.
     description : str
-        Everything else that decides a result: model, local training, device.
+        Everything else that determines a result: model, local training, device.
     """
 
     def __init__(self, trainer: Trainer, folder: Path, description: str) -> None:

@@ -1,6 +1,6 @@
-"""A physician's figures of a run's last model: on held-out examples, pooled and by hospital, and on the test half.
+"""Sensitivity, specificity and calibration of a run's last model: pooled, by hospital, and on the test half.
 
-All figures are measured without noise on people whom no promise covers: the experimenter's own view.
+All figures are measured without noise on people whom no promise covers, and are for the experimenter only.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from fedveil_lab.runs.prepare import Setup
 
 
 def classified_of(setup: Setup, federation: Federation) -> dict[str, Any]:
-    """Return plain values for the summary; none where an example has no single class.
+    """Return the figures as plain values for the summary; empty if examples have no single class.
 
     ``pooled`` is over all clients, ``hospitals`` has each with its name, and ``test`` is the set's own test half.
     """
@@ -61,7 +61,7 @@ def classified_of(setup: Setup, federation: Federation) -> dict[str, Any]:
 def _chosen(
     federation: Federation, clients: Sequence[ClientData], holders: Sequence[int]
 ) -> list[int]:
-    """Choose each client's hypothesis on its own training rows; 0 for one that holds nothing out."""
+    """Choose each client's hypothesis by its training rows; 0 for a client without held-out rows."""
     learner, own = federation.learner, [clients[i] for i in holders]
     chosen = [0] * len(clients)
     answers = choose_each(
@@ -74,7 +74,7 @@ def _chosen(
 
 
 def _joined(whose: Sequence[Tensor | None]) -> Tensor | None:
-    """Join the persons of all clients: one of several hospitals has one number at all of them."""
+    """Join the persons of all clients; a person of several hospitals has the same number at each."""
     known = [own for own in whose if own is not None]
     if not known or len(known) < len(whose):
         return None

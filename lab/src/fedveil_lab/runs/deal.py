@@ -1,4 +1,4 @@
-"""The data of an experiment: loaded, and dealt out to clients and the server."""
+"""Load the data of an experiment, and divide them among clients and the server."""
 
 import hashlib
 import json
@@ -33,18 +33,18 @@ from fedveil_lab.config.tables import fields_of
 
 @dataclass(frozen=True)
 class Dealt:
-    """Examples of an experiment, and which party holds which.
+    """Examples of an experiment, divided among clients and the server.
 
     Attributes
     ----------
     dataset : DataSet
-        The set that was dealt out.
+        Data set that was divided.
     clients : list of ClientData
-        In order of their partition numbers.
+        Clients in order of their partition numbers.
     public, validation : ClientData or None
-        Examples that the server has.
+        Examples that the server holds.
     raw_shape : tuple of int, optional
-        Shape of an example, where features that a frozen model gave are in its place.
+        Shape of an example before a frozen model replaced it by features.
     """
 
     dataset: DataSet
@@ -55,7 +55,7 @@ class Dealt:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """Shape of an example, and number of outputs, for which a model is built."""
+        """Shape of an example, and number of outputs, with which a model is built."""
         return {
             "input_shape": self.raw_shape or self.dataset.input_shape,
             "outputs": self.dataset.outputs,
@@ -67,14 +67,14 @@ class Dealt:
 
     @property
     def largest_class(self) -> float | None:
-        """Return the accuracy of always naming the largest class, over all examples of the clients; None without classes."""
+        """Accuracy of always predicting the largest class, over all clients' examples; None without classes."""
         totals = [
             sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)
         ]
         return max(totals) / sum(totals) if totals else None
 
     def unscored(self, method: Method, scoring: Scoring | None = None) -> list[int]:
-        """List the classes that no public example shows, or none of those scored, where the method scores layers."""
+        """List the classes without public examples (or without scored ones), if the method scores layers."""
         needed = {"public_scores", "public_layer_scores"} & (
             method.client.needs | method.server.needs
         )
@@ -88,7 +88,7 @@ class Dealt:
         return [int(c) for c in counts.eq(0).nonzero()]
 
     def warnings(self, method: Method | None = None, scoring: Scoring | None = None) -> list[str]:
-        """Warn of clients that are empty or lack a class, and of classes with which a method scores no layer."""
+        """List warnings of clients that are empty or lack a class, and of classes that score no layer."""
         said = warnings_of(self.holdings(), self.dataset)
         if method is None or scoring is None:
             return said
@@ -109,14 +109,14 @@ class Dealt:
 
 
 def data_digest(spec: Data) -> str:
-    """Return the SHA-256 of the set's examples, so that other data under the same name are not taken for them."""
+    """Return the SHA-256 of a data set's examples, to detect other data under the same name."""
     with fields_of("data"):
         return _digest(spec.name, json.dumps(spec.options))  # columns are inputs in their order
 
 
 @lru_cache(maxsize=1)
 def _loaded(name: str, options: str) -> DataSet:
-    """Load the set that ``[data]`` names; the last one stays in memory for the next run on it."""
+    """Load the data set of ``[data]``; the last one is cached for the next run."""
     return load(name, **json.loads(options))
 
 
@@ -143,12 +143,12 @@ def _digest(name: str, options: str) -> str:
 
 
 def deal_out(spec: Data, seed: int) -> Dealt:
-    """Load the data and deal them out.
+    """Load the data of ``[data]``, and divide them among clients and the server.
 
     Raises
     ------
     FieldError
-        Naming the key that does not fit, or the file and row that cannot be used.
+        If a key does not fit, or a file or row cannot be used; the message names it.
     """
     with fields_of("data"):
         if spec.patches is None:
@@ -170,7 +170,7 @@ def deal_out(spec: Data, seed: int) -> Dealt:
 
 
 def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
-    """Return the examples to deal out, the public ones, and those that the server keeps."""
+    """Return the examples for clients, the public ones, and the server's validation examples."""
     dataset = _loaded(spec.name, json.dumps(spec.options))
     if spec.positive is not None:
         dataset = with_positive(dataset, spec.positive)
@@ -183,7 +183,7 @@ def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, Clie
 
 @lru_cache(maxsize=4)
 def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
-    """Return the parts of `_shared_out` with features in the place of images."""
+    """Return the parts of `_shared_out` with features in place of images."""
     spec = Data.model_validate_json(spec_json)
     dataset, public, validation = _shared_out(spec, seed)
     if public is None or spec.patches is None:
@@ -211,7 +211,7 @@ def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, Cl
 
 
 def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
-    """Deal examples out as the configuration says."""
+    """Divide examples among clients as the configuration says."""
     named = {"alpha": spec.alpha, "counts": spec.counts, "shards": spec.shards}
     extra: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
     for key in extra.keys() - set(SCHEMES[spec.partition]):
@@ -238,7 +238,7 @@ def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
 
 
 def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
-    """Add Gaussian noise to the sensitive pixels of what a client trains on."""
+    """Add Gaussian noise to the sensitive pixels of a client's training images."""
     if client.masks is None:
         raise FieldError(
             "pixel_noise", deviation, "falls on sensitive pixels, and the set knows of none"
@@ -252,7 +252,7 @@ def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
 def split_clients(
     clients: Sequence[ClientData], share: float, seed: int
 ) -> tuple[list[ClientData], list[ClientData]]:
-    """Draw the clients that only validate, held-out examples included; at least one validates and one trains.
+    """Draw the clients that only validate, with all their examples; at least one validates and one trains.
 
     Raises
     ------
@@ -284,28 +284,28 @@ def split_clients(
 def keep_validation(
     dataset: DataSet, share: float | None, seed: int
 ) -> tuple[DataSet, ClientData | None]:
-    """Give the server a stratified share of the set's test half.
+    """Give the server a stratified share of the data set's test half for validation.
 
     Parameters
     ----------
     dataset : DataSet
-        The set, which loses what the server keeps.
+        Data set, of which the server's examples are removed.
     share : float or None
         Share to keep, above 0 and below 1; None for nothing.
     seed : int
-        Decides which examples.
+        Seed that chooses the examples.
 
     Returns
     -------
     DataSet
-        The set with the rest of the test half, for final figures.
+        Data set with the rest of the test half, for final figures.
     ClientData or None
-        The server's validation examples.
+        Validation examples of the server.
 
     Raises
     ------
     FieldError
-        If the share is no share, or the set has no test half.
+        If `share` is not between 0 and 1, or the data set has no test half.
     """
     if share is None:
         return dataset, None
@@ -330,12 +330,12 @@ def keep_validation(
 
 
 def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:
-    """Give every so many examples, drawn at random, to a person who does not exist.
+    """Assign `images` random examples each to made-up persons.
 
     Raises
     ------
     FieldError
-        If the set says whose its examples are.
+        If the data set names real persons.
     """
     if dataset.group is not None:
         raise FieldError(
@@ -351,13 +351,13 @@ def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:
 def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientData | None]:
     """Take public examples for the server from the set's test half, if it has one and marks no sensitive pixels.
 
-    Otherwise they come from the examples to be dealt out, as test halves have no marks. Then whole groups are taken, so
-    that no client holds a part of a public document.
+    Otherwise they come from the clients' examples, as test halves have no marks. Then whole groups are taken, so that
+    no client holds a part of a public document.
 
     Raises
     ------
     FieldError
-        If there are not enough.
+        If there are too few examples.
     """
     if not count:
         return dataset, None

@@ -1,4 +1,4 @@
-"""Descriptions of a run's model: of a run that ends, or of an earlier one from its configuration and its data."""
+"""Describe the model of a run: at its end, or later from its configuration and data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ FEATURES = "features"  # of patches that were learned on public images: the run 
 
 
 def about_of(setup: Setup) -> Description:
-    """Describe the model of a run, in declared constants and names."""
+    """Describe the model of a run by declared constants and names."""
     config, dealt = setup.config, setup.dealt
     about = _described(setup.learner.model, config, dealt)
     inputs: dict[str, Any] = dict(about.inputs)
@@ -54,7 +54,7 @@ def about_of(setup: Setup) -> Description:
 
 
 def _described(module: nn.Module, config: Config, dealt: Dealt) -> Description:
-    """Describe a network and its set; its weights come with it, and no longer from the file that it began with."""
+    """Describe a network and its data set; the description assumes that the weights come with it."""
     gone = {*BEGINNING} & {*learning.tuning_of(config.model.name)}
     options = {key: value for key, value in config.model.options.items() if key not in gone}
     about = describe(module, config.model.name, options, dealt.dataset, config.local.loss)
@@ -65,7 +65,7 @@ def _described(module: nn.Module, config: Config, dealt: Dealt) -> Description:
 
 
 def described(folder: Path, config: str | Path | None = None) -> Description:
-    """Describe a folder's model: read the stored description, or make it anew from the configuration and its data.
+    """Read the description of a folder's model, or make it from the configuration and its data.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def described(folder: Path, config: str | Path | None = None) -> Description:
     Raises
     ------
     FieldError
-        Naming what the folder lacks, or that the data are not those of the run.
+        If the folder lacks something, or the data are not those of the run.
     """
     weights = weights_of(folder)
     if config is None and ((folder / DESCRIPTION).is_file() or not (folder / CONFIG).is_file()):
@@ -93,12 +93,12 @@ def described(folder: Path, config: str | Path | None = None) -> Description:
 
 
 def refuse_own_rows(folder: Path, about: Description, rows: Path) -> None:
-    """Refuse rows that are the run's own, whatever they are called: the same file, its copy, or a part of it.
+    """Refuse rows from the run's own data: the same file, a copy, or a part of it.
 
     Raises
     ------
     FieldError
-        If they are, or if a run's data cannot be looked at.
+        If rows are the run's own, or its data cannot be read.
     """
     if not (folder / CONFIG).is_file():
         return
@@ -147,7 +147,7 @@ def _anew(spec: Config, folder: Path) -> Description:
 
 
 def _note(config: Config, note: str) -> str:
-    """Return the note on a set that everybody has; a note on the user's own file names the file, and is not exported."""
+    """Return the note on a public data set; a note on the user's own file is not exported, as it names the file."""
     if "path" in config.data.options:
         return ""
     return note

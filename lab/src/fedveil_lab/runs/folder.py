@@ -34,7 +34,7 @@ from fedveil_lab.runs.deal import data_digest
 
 
 def new_run_id(config: Config) -> str:
-    """The id in every ledger line: of the configuration where the run can be repeated to the bit, else a random one."""
+    """Make the id for every ledger line: from the configuration if the run can be repeated to the bit, else random."""
     if config.source.kind == "reproducible":
         return config.fingerprint()[:16]
     return uuid.uuid4().hex
@@ -53,7 +53,7 @@ PRIVATE = "PRIVATE.txt"
 
 
 def mark_private(folder: Path, what: Mapping[str, str]) -> None:
-    """Leave ``PRIVATE.txt``, which says what in a folder carries no noise."""
+    """Write ``PRIVATE.txt``, which lists the files in a folder without noise."""
     if not (folder / PRIVATE).exists():
         write_atomic(
             folder / PRIVATE, "".join(f"{name}: {why}\n" for name, why in what.items()).encode()
@@ -61,32 +61,32 @@ def mark_private(folder: Path, what: Mapping[str, str]) -> None:
 
 
 class RunFolder:
-    """The folder of one run.
+    """Folder of one run, with its ledgers, metrics and checkpoint.
 
     Parameters
     ----------
     path : Path
-        New or empty, or (`resume`) that of a run with the same configuration, or with fewer rounds.
+        New or empty folder; with `resume`, that of a run with the same configuration, or with fewer rounds.
     config : Config
         The run's configuration.
     resume : bool
-        Go on where the run stopped.
+        Whether to continue the run in the folder.
     message : callable
-        Takes what the user should know.
+        Receives messages for the user.
 
     Attributes
     ----------
     rows : list of dict
-        A row for each finished round.
+        Metrics of each finished round.
     ledgers : Ledgers
         Ledgers of all parties.
     checkpoint : Checkpoint or None
-        State to go on from.
+        State from which the run continues; None for a new run.
 
     Raises
     ------
     FieldError
-        If the folder holds something and `resume` is not set, or the run in it is another one.
+        If the folder is not empty and `resume` is not set, or it holds a different run.
     LedgerError
         If a ledger was edited or shortened.
     """
@@ -122,7 +122,7 @@ class RunFolder:
             raise
 
     def create(self, opening: Mapping[str, Any]) -> None:
-        """Make the folder of a new run, tidy that of a resumed one; nothing is written before this.
+        """Make the folder of a new run, or clean that of a resumed one; nothing is written before.
 
         The run's ledgers begin with its opening (`fedveil_lab.runs.opening`).
         """
@@ -149,11 +149,11 @@ class RunFolder:
         self.ledgers.begin(opening, opening["parties"])
 
     def close(self) -> None:
-        """Let other processes write here."""
+        """Unlock the folder for other processes."""
         self._lock.release()
 
     def finish_round(self, federation: Federation, row: Row) -> None:
-        """Make a round durable: its ledger lines first, then its metrics, then the checkpoint."""
+        """Write a finished round to disk: first its ledger lines, then its metrics, then the checkpoint."""
         self.ledgers.flush()
         self.rows.append(row)
         append(self.path / METRICS_FILE, json.dumps(row) + "\n")
@@ -163,7 +163,7 @@ class RunFolder:
         done.write(self.path / "checkpoint")
 
     def leave(self) -> None:
-        """Write the files that a run leaves for other programs, however it ends."""
+        """Write the files for other programs; called whether the run finished or failed."""
         if self.rows:
             write_atomic(self.path / METRICS_CSV, rows_csv(self.rows))
 
@@ -174,7 +174,7 @@ class RunFolder:
         about: Description | None = None,
         best: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
-        """Write the last released model, its description, the best model where there is one, and the summary."""
+        """Write the last released model, its description, the best model if there is one, and the summary."""
         self.ledgers.flush()
         write_result(self.path, state_dicts, summary, about, best)
 
@@ -248,7 +248,7 @@ class RunFolder:
 
 
 def _require_same_data(path: Path, config: Config, checkpoint: Checkpoint) -> None:
-    """Refuse to go on with other examples, or other inputs, than those that the run began with."""
+    """Refuse to continue a run with other examples or inputs than at its start."""
     columns = list(config.data.options.get("columns", ()))
     if checkpoint.data:
         other = checkpoint.data != data_digest(config.data)
@@ -262,7 +262,7 @@ def _require_same_data(path: Path, config: Config, checkpoint: Checkpoint) -> No
 
 
 def _longer(stored: Config, config: Config) -> Config:
-    """Give the stored configuration more rounds, where no promise and no noise was made for fewer."""
+    """Return the stored configuration with more rounds, if neither promise nor noise depends on their number."""
     planned = stored.privacy.options.get("rounds") or config.rounds
     if planned < config.rounds or config.privacy.build(config.aggregator).client.composed:
         made = f"the noise was made for {min(planned, stored.rounds)} rounds, and more would exceed its promise"
@@ -272,7 +272,7 @@ def _longer(stored: Config, config: Config) -> Config:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """List the dotted names of the values that differ between two tables."""
+    """List the dotted keys whose values differ between two tables."""
     found: list[str] = []
     for key in sorted({*a, *b}):
         one, other = a.get(key), b.get(key)

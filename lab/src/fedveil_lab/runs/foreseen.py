@@ -1,4 +1,4 @@
-"""Forecast of a configuration's settings before its data are used: which end no better than chance."""
+"""Forecast, before data are used, which settings of a configuration end no better than chance."""
 
 import math
 
@@ -13,20 +13,20 @@ LINEAR = ("logistic", "regression")
 
 
 def foreseen(config: Config, reach: float | None = None) -> list[str]:
-    """Write a sentence on each noisy setting of a comparison, or on a run; none for models that are not linear.
+    """Forecast each noisy setting in a sentence; none for models that are not linear.
 
     Parameters
     ----------
     config : Config
-        Its shape, planned sizes and declared columns are read, and for units beyond a record the number of rows; no
-        value is.
+        Configuration of a run or comparison. Only shapes, planned sizes and declared columns are read; for units above
+        a record also the number of rows.
     reach : float, optional
-        The score that is possible without privacy, as published for such data; default: that of a clear task.
+        Score that is possible without privacy, as published for such data. Default: that of an easy task.
 
     Raises
     ------
     FieldError
-        If `reach` is no score above chance, or the configuration cannot be run.
+        If `reach` is not above chance, or the configuration cannot be run.
     """
     if config.model.name not in LINEAR:
         return []
@@ -53,7 +53,7 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
 
 
 def private_numbers(setup: Setup) -> tuple[str, ...]:
-    """Name the numbers in a shape that nobody declared: values read off the data, and beyond record level the row count."""
+    """Name the numbers of a shape that nobody declared: values read off the data, and the row count above record level."""
     side = noisy_side(setup.method)
     planned = isinstance(side, RecordDP) and side.unit == "record"
     if planned:
@@ -62,7 +62,7 @@ def private_numbers(setup: Setup) -> tuple[str, ...]:
 
 
 def sentence(shape: Shape, pull: float, reach: float) -> str:
-    """Write what a setting is forecast to reach, and the least `reach` with which it exceeds chance."""
+    """Write the forecast score of a setting, and the least `reach` with which it is better than chance."""
     found, least = foresee(shape, pull, reach), least_reach(shape, pull)
     if not found.useless:
         return f"about {found.score:.2f}; better than chance if at least {least:.2f} is possible"

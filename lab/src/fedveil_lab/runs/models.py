@@ -1,4 +1,4 @@
-"""The model of a run: checked against the data, with its trainer and its start."""
+"""Build the model of a run with its trainer and first parameters, and check it against the data."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -36,19 +36,19 @@ ROUND = 0  # of the keys: no federated round has this number
 
 
 def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) -> Learner:
-    """Build model, layout and trainer of a run, checked against its data.
+    """Build model, layout and trainer of a run, and check them against its data.
 
     Parameters
     ----------
     config, dealt, method
-        Of the run.
+        Configuration, data and method of the run.
     memo : Path, optional
-        A folder where first rounds are kept; see `Remembering`.
+        Folder that caches first rounds; see `Remembering`.
 
     Raises
     ------
     FieldError
-        Naming the key that does not fit the data.
+        If a key does not fit the data; the message names it.
     """
     with fields_of("model"):
         module = learning.build_model(config.model.name, seed=config.seed, **_shape(config, dealt))
@@ -95,7 +95,7 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
 
 
 def _region(config: Config, dealt: Dealt) -> Tensor | None:
-    """Return the sensitive pixels of every image, where the configuration has a region."""
+    """Return the sensitive pixels of every image if the configuration has a region, else None."""
     if config.data.region is None:
         return None
     height, width = (1, 1, *dealt.dataset.input_shape)[-2:]
@@ -106,16 +106,16 @@ def _region(config: Config, dealt: Dealt) -> Tensor | None:
 def first_models(
     config: Config, dealt: Dealt, method: Method, learner: Learner, base: int, memo: Path | None
 ) -> Tensor:
-    """Make the first hypotheses [k, d].
+    """Make the first hypotheses [k, d] of a run.
 
     Parameters
     ----------
     config, dealt, method, learner
-        Of the run.
+        Configuration, data, method and learner of the run.
     base : int
-        Seed of a first model that the server trains; several runs share it.
+        Seed of a first model that the server trains; several runs may share it.
     memo : Path, optional
-        A folder where such a first model is kept.
+        Folder that caches a first model trained by the server.
 
     Raises
     ------
@@ -156,14 +156,14 @@ def _shape(config: Config, dealt: Dealt) -> dict[str, Any]:
 
 
 def with_features(config: Config, dealt: Dealt) -> Dealt:
-    """Put features in the place of examples, where ``model.cached`` asks for them.
+    """Replace examples by features of the frozen layers if ``model.cached`` is set.
 
-    Features of each example are computed alone, once in this process.
+    Features of each example are computed alone, and cached in this process.
 
     Raises
     ------
     FieldError
-        If the model has no frozen front, or the data are read anew each time.
+        If the model has no frozen first layers, or the data are read anew each time.
     """
     if not config.model.options.get("cached"):
         return dealt
@@ -201,7 +201,7 @@ def _with_features(
 
 
 def _features_of(x: Any, front: nn.Module, known: dict[bytes, Tensor]) -> Any:
-    """Compute the features of examples that are not known yet, and return the features of all."""
+    """Compute features of examples that are not cached, and return those of all."""
     if x is None:
         return None
     if not isinstance(x, Tensor):
@@ -220,7 +220,7 @@ _FEATURES: dict[str, dict[bytes, Tensor]] = {}  # of the last front, by examples
 
 
 def _known(front: nn.Module, shape: tuple[int, ...]) -> dict[bytes, Tensor]:
-    """Return the features that this front computed in this process; those of another front are dropped."""
+    """Return the cache of this frozen network's features; caches of others are dropped."""
     digest = sha256(f"{front} {shape} {torch.get_num_threads()}".encode())
     for name, value in front.state_dict().items():
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
@@ -240,7 +240,7 @@ def _remembered(
 
 
 def require_class_weights(weights: Sequence[float], classes: int) -> None:
-    """Refuse weights of other classes than the data have."""
+    """Refuse class weights whose number differs from the number of classes."""
     if weights and len(weights) != classes:
         raise FieldError(
             "local.class_weights",
@@ -257,7 +257,7 @@ def check_fit(
     Raises
     ------
     FieldError
-        Naming the key that has to change.
+        If something does not fit; the message names the key to change.
     """
     dataset = dealt.dataset
     if dataset.counted and dataset.classes and method.may_promise:
@@ -305,12 +305,12 @@ def check_fit(
 def first_model(
     start: Tensor, validation: learning.ClientData, trainer: Trainer, seed: int
 ) -> Tensor:
-    """Train the first model [1, d] on the server's examples; `trainer` sets the epochs.
+    """Train the first model [1, d] on the server's examples, for the epochs of `trainer`.
 
     Raises
     ------
     Exception
-        Whatever the training raised.
+        Any error of the training.
     """
     [outcome] = trainer.train(start, [validation], [(seed, ROUND, 0)])
     if isinstance(outcome, Exception):
@@ -321,7 +321,7 @@ def first_model(
 def public_model(
     module: nn.Module, layout: Layout, start: Tensor, public: learning.ClientData, seed: int
 ) -> Tensor:
-    """Train a model [d] on public examples and their classes, by settings chosen on these alone.
+    """Train a model [d] on public examples, with settings chosen on public examples only.
 
     One dense layer is a logistic regression whose strength is chosen by cross-validation (scikit-learn). Any other
     model is trained by Adam, on four fifths for each number of epochs, and on all for the one that was best on the
@@ -330,13 +330,13 @@ def public_model(
     Parameters
     ----------
     module, layout
-        The model.
+        Model and its layout.
     start : Tensor
-        [d], where training begins.
+        Parameters [d] at which training begins.
     public : ClientData
-        Examples with classes.
+        Public examples with classes.
     seed : int
-        Of the split and of training.
+        Seed of the split and of training.
     """
     some = next(
         (part for part in module.modules() if not isinstance(part, nn.Sequential | nn.Flatten)),

@@ -1,4 +1,4 @@
-"""First line of a run's ledgers in one process, and what it binds."""
+"""Make the first line of a run's ledgers, which binds them to the run."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from fedveil_lab.runs.prepare import Setup
 
 
 def opening_of(setup: Setup, federation: Federation, setting: str) -> dict[str, Any]:
-    """Collect what a run in one process binds."""
+    """Return the facts of an in-process run to which its ledgers are bound."""
     config = setup.config
     return {
         **terms_of(federation.method, setting, config.privacy.budget.delta, config.engine),

@@ -17,22 +17,22 @@ from fedveil_lab.runs.deal import Dealt
 
 @dataclass(frozen=True, eq=False)
 class Poisoning:
-    """Malicious clients of a run, and what success is measured on.
+    """Malicious clients of a run, and how their success is measured.
 
     Attributes
     ----------
     spec : Malicious
-        The behaviour's name, and whether they act; if not, success is the clean rate.
+        Name of the behaviour, and whether clients act it out; if not, success is the clean rate.
     behaviour : Behaviour
-        The behaviour that they share.
+        Behaviour of all malicious clients.
     clients : tuple of int
-        Their partitions.
+        Partitions of the malicious clients.
     held, relabelled : int
-        Number of their training examples, and of those to which they give another class.
+        Number of their training examples, and of examples that they relabel.
     measured_on : tuple or None
-        Examples, their classes, and "test half", or "held-out examples" of the clients where the set has none.
+        Examples, their classes, and their name: "test half", or "held-out examples" if there is no test half.
     goal : Goal or None
-        What the attack wants the model to get wrong.
+        Examples that the attack wants misclassified.
     """
 
     spec: Malicious
@@ -45,13 +45,13 @@ class Poisoning:
 
     @property
     def behaviours(self) -> dict[int, Behaviour]:
-        """Behaviours by partition, for `Federation`; none where they do not act."""
+        """Behaviours by partition, for `Federation`; empty if malicious clients do not act."""
         if not self.spec.acting:
             return {}
         return dict.fromkeys(self.clients, self.behaviour)
 
     def outnumbering(self, config: Config, n: int) -> list[str]:
-        """Warn if more of n clients are malicious than a robust rule tolerates or was told of."""
+        """Return a warning if more of `n` clients are malicious than a robust rule tolerates or was told."""
         if config.aggregator is None or not self.spec.acting:
             return []
         rule = config.aggregator.build()
@@ -64,9 +64,10 @@ class Poisoning:
         ]
 
     def values(self, federation: Federation) -> dict[str, Any]:
-        """Return ``success``, ``recall`` and ``accuracy`` of the last model, where there is only one, for a summary.
+        """Return ``success``, ``recall`` and ``accuracy`` of the last model for a summary, if there is one model only.
 
-        ``unprotected`` says that they go around the method by which clients protect themselves: no promise is theirs.
+        ``unprotected`` means that malicious clients bypass the method of local protection, so no promise holds for
+        them.
         """
         measured: dict[str, Any] = {
             "behaviour": self.spec.behaviour,
@@ -99,7 +100,7 @@ def poisoning_of(
     Raises
     ------
     FieldError
-        Naming the key that does not fit the data.
+        If a key does not fit the data; the message names it.
     """
     dataset = dealt.dataset
     partitions = spec.who(len(clients), config.seed)
@@ -133,7 +134,7 @@ def poisoning_of(
 
 
 def _measured_on(dealt: Dealt, clients: list[ClientData]) -> tuple[Tensor, Tensor, str] | None:
-    """Return examples, their classes and what they are called: the set's test half, or what clients hold out."""
+    """Return examples, their classes and their name: the test half, or clients' held-out examples."""
     dataset = dealt.dataset
     if dataset.test_x is not None and dataset.test_y is not None:
         return dataset.test_x, dataset.test_y, "test half"

@@ -1,4 +1,4 @@
-"""From a configuration to a federation: data, parties, model, budgets, engine."""
+"""Build a federation from a configuration: data, parties, model, budgets, engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,34 +43,34 @@ from fedveil_lab.runs.settings import About, unusual
 
 @dataclass(frozen=True)
 class Setup:
-    """Checked parts of a federation, before anything is written.
+    """Parts of a run's federation, checked before anything is written.
 
     Attributes
     ----------
     config : Config
         The run's configuration.
     dealt : Dealt
-        The examples, and who holds which.
+        Examples, divided among clients and the server.
     method : Method
         Both sides of the method.
     sides : mapping of int to ClientSide
         Client sides of clients with parameters of their own, by partition.
     learner : Learner
-        Trains the clients.
+        Learner that trains the clients.
     clients : list of ClientData
         Clients that train.
     cohort : int
         Number of clients in a round.
     starts : Tensor
-        [k, d], the first hypotheses.
+        First hypotheses [k, d].
     evaluation : Evaluation
-        What is measured, and when that ends the run.
+        What is measured, and when early stopping ends the run.
     behaviours : mapping of int to Behaviour
         Behaviours of malicious clients, by partition.
     poisoning : Poisoning or None
         Malicious clients, and how success is measured.
     warnings : tuple of str
-        What is unusual about the clients' data, a line each.
+        Warnings about the clients' data, one line each.
     """
 
     config: Config
@@ -88,7 +88,7 @@ class Setup:
 
     @property
     def everybody(self) -> Sequence[ClientData]:
-        """Clients that train or validate."""
+        """All clients that train or validate."""
         return self.dealt.clients
 
     def federation(
@@ -97,7 +97,7 @@ class Setup:
         probes: Sequence[Probe] = (),
         tell: Callable[[str], None] = lambda text: None,
     ) -> Federation:
-        """Make the run's federation on the configured engine; `tell` takes oddities that its rounds show."""
+        """Make the run's federation on the configured engine; `tell` receives warnings during rounds."""
         config, central = self.config, self.method.client.trust == "central"
         engine: Callable[..., Federation] = Federation
         if config.engine != "local":
@@ -118,7 +118,7 @@ class Setup:
         )
 
     def made(self, engine: Callable[..., Federation] = Federation, **given: Any) -> Federation:
-        """Make a federation of these parties; `given` adds arguments of `Federation`, or replaces those made here."""
+        """Make a federation of these parties; `given` adds or replaces arguments of `Federation`."""
         own: dict[str, Any] = {
             "model": self.learner.model,
             "clients": self.clients,
@@ -133,14 +133,14 @@ class Setup:
         return engine(**{**own, **given})
 
     def _total(self) -> SpendFilter | None:
-        """Make a fresh filter on the total of whoever adds the noise."""
+        """Make a new budget filter for the party that adds the noise."""
         budget = self.config.privacy.budget
         if budget.epsilon is None:
             return None
         return Filter(budget.epsilon, budget.delta)
 
     def _client_filter(self, partition: int) -> SpendFilter | None:
-        """Make a fresh filter for one client; validation clients, numbered after those that train, have the total alone."""
+        """Make a new budget filter for one client; validation clients are numbered last and have the total only."""
         budget, side = self.config.privacy.budget, self.method.client
         filters: list[SpendFilter] = []
         if partition < len(self.clients):
@@ -164,18 +164,18 @@ class Setup:
 
 @dataclass(frozen=True, eq=False)
 class Common:
-    """Common parts of runs of one configuration that differ in seed and in the clients that take part.
+    """Parts that runs share if they differ only in seed and participating clients.
 
     Attributes
     ----------
     dealt : Dealt
-        The examples, and who holds which.
+        Examples, divided among clients and the server.
     method : Method
         Both sides of the method.
     learner : Learner
-        Trains the clients.
+        Learner that trains the clients.
     starts : Tensor
-        [k, d], the first hypotheses.
+        First hypotheses [k, d].
     """
 
     dealt: Dealt
@@ -185,19 +185,19 @@ class Common:
 
 
 def prepare(config: Config, memo: Path | None = None) -> Setup:
-    """Load the data, deal it out, build the model.
+    """Load and divide the data, build the model, and return the setup of a run.
 
     Parameters
     ----------
     config : Config
         Configuration of one run.
     memo : Path, optional
-        A folder where first rounds are kept, for runs that begin alike; see `Remembering`.
+        Folder that caches first rounds for runs that begin alike; see `Remembering`.
 
     Raises
     ------
     FieldError
-        Naming the key that does not fit.
+        If a key does not fit; the message names it.
     """
     method = config.privacy.build(config.aggregator)
     dealt = with_features(config, deal_out(config.data, config.data_seed))
@@ -212,14 +212,14 @@ def prepare(config: Config, memo: Path | None = None) -> Setup:
 
 @singledispatch
 def assemble(config: Config, common: Common) -> Setup:
-    """Assemble a run: its clients, the size of its cohorts, and the malicious clients.
+    """Make the setup of a run from common parts: clients, cohort size, malicious clients.
 
-    A kind of configuration with other clients than those of ``[data]`` registers its own function.
+    Configuration classes with other clients than those of ``[data]`` register their own function.
 
     Raises
     ------
     FieldError
-        For a key that does not fit; the text names it.
+        If a key does not fit; the message names it.
     """
     dealt, clients, stopping = common.dealt, common.dealt.clients, None
     if config.stopping is not None:
@@ -246,7 +246,7 @@ def assemble(config: Config, common: Common) -> Setup:
 def evaluation_of(
     config: Config, dealt: Dealt, stopping: EarlyStopping | None = None
 ) -> Evaluation:
-    """Say what a run measures: what the configuration names, and for two classes more figures by default."""
+    """Decide what a run measures: the configured metrics, or default ones, with more for two classes."""
     metrics: tuple[str, ...] | None = config.metrics or None
     if metrics is None and dealt.dataset.classes == 2:
         metrics = tuple(dict.fromkeys((*DEFAULT["classes"], *OF_TWO)))
@@ -282,7 +282,7 @@ def _public_weights(setup: Setup) -> Iterator[str]:
 
 
 def _large_delta(setup: Setup) -> tuple[str, ...]:
-    """Warn of a delta that is large beside the number of those who are protected."""
+    """Return a warning if delta is large for the number of protected units."""
     privacy = setup.config.privacy
     if privacy.method == "vanilla":
         return ()
@@ -329,7 +329,7 @@ def check(config: Config) -> None:
 
 
 class _All:
-    """Several filters as one; if a filter refuses, those before it stay charged: too much, never too little."""
+    """Several budget filters as one; if one refuses, those before it stay charged, which is the safe side."""
 
     def __init__(self, filters: list[SpendFilter]) -> None:
         self._filters = filters
@@ -341,12 +341,12 @@ class _All:
 
 
 def here(config: Config) -> Config:
-    """Return the configuration with the device that it gets on this machine."""
+    """Return the configuration with the device resolved for this machine."""
     return config.model_copy(update={"device": resolve_device(config.device)})
 
 
 def resolve_device(device: str) -> str:
-    """Return the device; ``"auto"`` is a GPU where there is one.
+    """Return the device; ``"auto"`` means a GPU if there is one.
 
     Raises
     ------

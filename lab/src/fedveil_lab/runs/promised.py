@@ -1,7 +1,7 @@
-"""Promise of a run: before anything is trained, from its configuration; afterwards, from its ledgers alone.
+"""Compute the promise of a run: before training from its configuration, afterwards from its ledgers.
 
-For the forecast, the run's parties, with its data, model and budgets, go through its rounds and record what each
-release would cost. Nothing is trained, and nothing leaves. Both ways add up ledgers alike.
+For the forecast, the parties go through all rounds and record what each release would cost. Nothing is trained or sent.
+In both cases the ledgers are summed in the same way.
 """
 
 import math
@@ -50,21 +50,21 @@ REACH = (
 
 @dataclass(frozen=True)
 class Promise:
-    """Promise of a whole run, if everybody answers and nothing stops it early.
+    """Promise of a whole run, if all clients answer and nothing stops it early.
 
     Attributes
     ----------
     guarantee : Guarantee
-        The total that counts: the trusted server's, or what holds for every client. It does not cover a choice among
-        hypotheses, whose distance follows from training.
+        Main total: the trusted server's, or the one for every client. It does not cover a choice among hypotheses,
+        since their distance depends on training.
     validation : Guarantee or None
-        Of the validation clients, where their losses are releases of their own.
+        Promise for validation clients, if their losses are separate releases.
     rounds, planned : int
-        Rounds that the budgets allow, and those of the configuration.
+        Number of rounds that the budgets allow, and of configured rounds.
     first_apart : float or None
-        Distance between the first hypotheses, where there are several.
+        Distance between the first hypotheses if there are several, else None.
     at_most : bool
-        Whether a budget is charged by what releases show, so that the run may end before these rounds.
+        Whether a budget is charged by the actual releases, so that the run may end earlier.
     """
 
     guarantee: Guarantee
@@ -76,7 +76,7 @@ class Promise:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Name the facts that cannot be known before the run, a sentence each."""
+        """Facts that cannot be known before the run, one sentence each."""
         said: list[str] = []
         if self.at_most:
             said.append(
@@ -93,7 +93,7 @@ class Promise:
 
 
 def prepared(config: Config) -> Setup:
-    """Prepare a configuration's run for a forecast: pretraining changes no cost, and is left out.
+    """Prepare a run for a forecast, without pretraining, which costs no privacy.
 
     Raises
     ------
@@ -130,12 +130,12 @@ def promised(setup: Setup) -> Promise:
 
 
 def _charged(book: Ledger) -> bool:
-    """Whether a budget is charged by what releases show, and not by their worst case."""
+    """Whether a budget is charged by actual releases rather than by their worst case."""
     return any(entry.spend.charge is not None for entry in book.entries)
 
 
 def few_rounds(setup: Setup) -> tuple[str, ...]:
-    """Warn of a budget that holds only a few of a run's rounds."""
+    """Return a warning if a budget allows only a few of a run's rounds."""
     budget, config = setup.config.privacy.budget, setup.config
     if budget.epsilon is None and budget.participations is None and budget.leakage_cap is None:
         return ()
@@ -158,7 +158,7 @@ def choices(
     dimension: int | None = None,
     delta: float | None = None,
 ) -> tuple[Choice, ...]:
-    """Advise on other ways to a total epsilon for this federation, at the configuration's delta or another one."""
+    """List other ways to a total epsilon for this federation, at the configuration's delta or another one."""
     promised, noisy = promise.guarantee, setup.method.noisy
     own = setup.config.privacy.options  # what is planned there stays planned
     planned = round(own.get("examples") or 0)
@@ -180,7 +180,7 @@ def choices(
 
 
 def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
-    """Let the server record its rounds; return their number."""
+    """Let the server record the cost of its rounds; return their number."""
     server = federation.server
     # replies of one kind cost the same: the rule is asked once for each
     known: dict[tuple[int, ...], Spend] = {}
@@ -204,7 +204,7 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
 
 
 def _admitted(federation: Federation, opened: Broadcast, round_: int) -> list[int]:
-    """Return those of a round's cohort whose budgets hold one more participation; recorded as in the run."""
+    """Return the clients of a cohort whose budgets allow one more participation, and record it."""
     cohort = federation.cohort(round_)
     asked = [partition for partition in cohort if federation.embedded.records(partition)]
     verdicts = federation.parties.admit(_in_round(opened, round_), asked)
@@ -212,12 +212,12 @@ def _admitted(federation: Federation, opened: Broadcast, round_: int) -> list[in
 
 
 def _in_round(opened: Broadcast, round_: int, **changes: Any) -> Broadcast:
-    """Return the first broadcast as that of another round."""
+    """Return the first broadcast with the number of another round."""
     return replace(opened, public=replace(opened.public, round=round_, **changes))
 
 
 def _counts(federation: Federation, round_: int, answering: Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of examples of a round's replies, as far as the server's rule looks at them."""
+    """Return the numbers of examples in a round's replies, if the server's rule uses them."""
     rule = federation.server.method.server.rule
     if rule is None or not rule.by_examples:
         return (1,) * len(answering)
@@ -225,7 +225,7 @@ def _counts(federation: Federation, round_: int, answering: Sequence[int]) -> tu
 
 
 def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> Spend:
-    """Return the cost that the server states for a round in which nobody moves."""
+    """Return the cost that the server states for a round in which no model changes."""
     server, start = federation.server, opened.models[0]
     facts = ServerFacts(
         broadcast=opened,
@@ -247,9 +247,9 @@ def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> S
 def _by_clients(
     federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledgers
 ) -> tuple[int, dict[str, Ledger]]:
-    """Let the clients record their rounds; return the rounds' number, and everybody's ledger.
+    """Let clients record the cost of their rounds; return the number of rounds, and all ledgers.
 
-    Clients with the same parameters that are asked in the same rounds have the same ledger: one of them stands for all.
+    Clients with the same parameters and rounds have equal ledgers, so one of them is computed for all.
     """
     cohorts = [federation.cohort(round_) for round_ in range(1, rounds + 1)]
     alike = _same_ledgers(federation, cohorts)
@@ -274,7 +274,7 @@ def _by_clients(
 
 
 def _same_ledgers(federation: Federation, cohorts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-    """Group clients with the same parameters that are asked in the same rounds, by the first of each group."""
+    """Group clients that have the same parameters and rounds; each group is keyed by its first client."""
     asked: dict[int, list[int]] = {}
     for round_, cohort in enumerate(cohorts, 1):
         for partition in cohort:
@@ -293,9 +293,10 @@ def _record_round(
     cohort: Sequence[int],
     stands_for: Mapping[int, int],
 ) -> str:
-    """Let a cohort record the cost of a round; return why there is no such round, or "".
+    """Let a cohort record the cost of a round; return why the round cannot take place, or "".
 
-    A sum is of all who are asked: where some decline, the others are asked anew, as in the run, and are charged again.
+    A sum needs all clients that are asked. If some decline, the others are asked again, as in the run, and are charged
+    again.
     """
     keys, asked, attempt = federation.parties.site_keys, list(cohort), 0
     while True:
@@ -325,7 +326,7 @@ def _record_round(
 
 
 def _least(federation: Federation) -> int:
-    """Return the least number of replies for a round: a sum's noise is whole with so many shares."""
+    """Return the smallest number of replies for a round; a sum needs so many shares for its full noise."""
     client = federation.method.client
     if federation.parties.site_keys:
         return FEWEST
@@ -337,7 +338,7 @@ def _least(federation: Federation) -> int:
 def guarantees_of(
     method: Method, books: Mapping[str, Ledger], delta: float, on: Sequence[str] = ()
 ) -> tuple[Guarantee, dict[str, Any]]:
-    """Return the guarantee that counts, and the parties': the trusted server's, or the worst and median client's."""
+    """Return the main guarantee and the parties': the trusted server's, or those of the worst and the median client."""
     totals = totals_of(method.client.trust, books, on)
     worst, beside = totals.worst, dict[str, Any]()
     if totals.validation is not None:
@@ -360,7 +361,7 @@ def guarantees_of(
 
 
 def _indices(books: Mapping[str, Ledger], delta: float) -> dict[str, Any]:
-    """Return what reported indices of hypotheses reveal about the worst client, under central trust."""
+    """Return the cost to the worst client of reporting hypothesis indices, under central trust."""
     worst: list[float] = []
     for book in books.values():
         leakages = [
@@ -375,7 +376,7 @@ def _indices(books: Mapping[str, Ledger], delta: float) -> dict[str, Any]:
 
 
 def _by_cost(clients: Mapping[str, Guarantee], books: Mapping[str, Ledger]) -> list[str]:
-    """Order clients by their promise, the worst last."""
+    """Sort clients by their promise, the weakest last."""
 
     def cost(party: str) -> tuple[bool, float, int, str]:
         guarantee = clients[party]

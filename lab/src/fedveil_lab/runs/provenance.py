@@ -1,4 +1,4 @@
-"""Provenance of a figure: the arithmetic and versions in every summary, and the note beside a committed result."""
+"""Provenance of figures: numerics and versions for every summary, and the note for a committed result."""
 
 import platform
 import subprocess
@@ -19,9 +19,9 @@ def provenance(data: str, seeds: Sequence[int]) -> dict[str, Any]:
     Parameters
     ----------
     data : str
-        Data of its runs.
+        Name of the data.
     seeds : sequence of int
-        Seeds of its runs.
+        Seeds of the runs.
     """
     return {
         "command": _command(),
@@ -35,7 +35,7 @@ def provenance(data: str, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """Return the command without the folders of this machine."""
+    """Return the command line without this machine's folders."""
     words = ["fedveil"]
     for argument in sys.argv[1:]:
         path = Path(argument)
@@ -44,7 +44,7 @@ def _command() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the imported checkout, "with changes" if its source has some; else the version."""
+    """Return the commit of the imported source, with "with changes" if it was changed; without a checkout the version."""
     roots = [Path(package.__path__[0]).resolve() for package in (fedveil, fedveil_lab)]
 
     def git(root: Path, *arguments: str) -> str:

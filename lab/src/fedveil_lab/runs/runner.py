@@ -28,23 +28,23 @@ _TURN = RLock()  # torch's number of threads and its tracer of models are the pr
 
 
 class Progress(Protocol):
-    """Receiver of a run's progress."""
+    """Protocol of objects that receive a run's progress."""
 
     def begin(self, label: str, done: int, rounds: int) -> None:
-        """Note that a run starts, or goes on after `done` rounds."""
+        """Called when a run starts, or continues after `done` rounds."""
 
     def advance(self, row: Row) -> None:
-        """Note that a round is done."""
+        """Called after each round, with its row of metrics."""
 
     def say(self, text: str) -> None:
-        """Take a message for the user."""
+        """Show a message to the user."""
 
     def end(self) -> None:
-        """Note that the run is over, whatever happened."""
+        """Called when the run is over, also after an error."""
 
 
 class Silent:
-    """A receiver of progress that shows nothing."""
+    """Progress receiver that shows nothing."""
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         """Ignore the start."""
@@ -61,16 +61,16 @@ class Silent:
 
 @runtime_checkable
 class Judge(Probe, Protocol):
-    """Methods of a probe that judges a whole run, such as an attack on it.
+    """Protocol of probes that judge a whole run, such as attacks.
 
-    It keeps its state in the process: an interrupted run begins anew.
+    The state is kept in memory, so an interrupted run starts again.
     """
 
     def begin(self, setup: Setup) -> None:
-        """Take what the adversary holds before the run begins."""
+        """Called before the run: store what the adversary has at that time."""
 
     def load(self, setup: Setup) -> int:
-        """Return the number of parameter vectors that the judge keeps of a run."""
+        """Return the number of parameter vectors that the probe keeps of a run."""
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
@@ -87,30 +87,30 @@ def run(
     memo: Path | None = None,
     probes: Sequence[Probe] = (),
 ) -> Summary:
-    """Run an experiment.
+    """Run one experiment from its configuration, and return its summary.
 
     Parameters
     ----------
     config : Config
-        Configuration of one run; its ``[compare]`` is not read.
+        Configuration of one run; its ``[compare]`` is ignored.
     out : path, optional
-        The run's folder. Without one the ledgers live in memory and nothing is written.
+        Folder of the run. Without one the ledgers are kept in memory and nothing is written.
     resume : bool
-        Go on in `out` after the last whole round. With the reproducible source and the same device, the result is the
-        same to the bit as without the interruption, on any number of workers.
+        Whether to continue in `out` after the last whole round. With the reproducible source and the same device, the
+        result equals that of an uninterrupted run to the bit, on any number of workers.
     progress : Progress, optional
         Receives the progress.
     setting : str
-        The run's label; by default the method's name.
+        Label of the run. Default: the method's name.
     memo : Path, optional
-        A folder where first rounds are kept for other runs that begin alike; may be deleted at any time.
+        Folder that caches first rounds for runs that begin alike. It may be deleted at any time.
     probes : sequence of Probe
-        Measurements after each round; their results are the row's "figures".
+        Measurements after each round; results are in the row's "figures".
 
     Raises
     ------
     FieldError, ConfigError
-        If something does not fit; before anything is written, unless only training shows it.
+        If something does not fit. Nothing is written then, unless only training shows it.
     LedgerError
         If a ledger of a resumed run was edited or shortened.
     NoReplyError
@@ -178,7 +178,7 @@ def run(
 
 
 def begin(probes: Sequence[Probe], setup: Setup) -> list[Probe]:
-    """Copy the probes for one run, and give them its setup."""
+    """Copy the probes for one run, and pass its setup to them."""
     own = [copy(probe) for probe in probes]
     for probe in own:
         if isinstance(probe, Judge):
@@ -187,7 +187,7 @@ def begin(probes: Sequence[Probe], setup: Setup) -> list[Probe]:
 
 
 def conclude(runs: Sequence[Sequence[Probe]]) -> list[dict[str, Any]]:
-    """Collect the conclusions of the probes of several runs of like cells: for each run, by the probe's name."""
+    """Collect the probes' conclusions for several similar runs: one dict per run, by the probe's name."""
     conclusions: list[dict[str, Any]] = [{} for _ in runs]
     for alike in zip(*runs, strict=True):
         if isinstance(alike[0], Judge):
@@ -197,15 +197,15 @@ def conclude(runs: Sequence[Sequence[Probe]]) -> list[dict[str, Any]]:
 
 
 def judged(probes: Sequence[Probe]) -> bool:
-    """Whether a probe judges the whole run."""
+    """Whether any of the probes judges the whole run."""
     return any(isinstance(probe, Judge) for probe in probes)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread in PyTorch: the same bits on any number of cores. Runs in threads of one process take turns.
+    """Use one thread in PyTorch, for the same bits on any number of cores; runs in other threads wait.
 
-    Clients are trained side by side by workers all the same.
+    Worker processes still train clients in parallel.
     """
     with _TURN:
         before = torch.get_num_threads()
@@ -217,7 +217,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _best(federation: Federation, history: History) -> list[dict[str, Tensor]] | None:
-    """Return the models with the least validation loss, by the names of the network's parameters."""
+    """Return the models with the least validation loss, as state dicts; None if there are none."""
     if history.best is None or history.best.models is None:
         return None
     module = federation.learner.model

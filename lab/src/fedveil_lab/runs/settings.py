@@ -1,4 +1,4 @@
-"""Oddities of a configuration beside its data: each a warning with the number, none of an ordinary setting."""
+"""Warnings of unusual settings in a configuration; each gives the number, and ordinary settings have none."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ WHOLE = 20  # times the largest client's examples: beyond what one writes to tra
 
 @dataclass(frozen=True)
 class About:
-    """Parts of a run."""
+    """Parts of a run that the warnings look at."""
 
     config: Config
     method: Method
@@ -30,7 +30,7 @@ class About:
 
 
 def unusual(about: About) -> Iterator[str]:
-    """Warn of a run's oddities before the run begins."""
+    """Yield warnings of unusual settings before a run begins."""
     for odd in (
         _planned_examples,
         _vacuous,

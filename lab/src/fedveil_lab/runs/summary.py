@@ -36,14 +36,14 @@ MEASURED = ("metrics", "last_rounds", "test_metrics")  # tables of figures by na
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run.
+    """Results of a finished run: the content of summary.json and metrics.jsonl.
 
     Attributes
     ----------
     values : dict
-        Contents of summary.json.
+        Content of summary.json.
     rows : list of dict
-        A row for each round, as in metrics.jsonl.
+        Metrics of each round, as in metrics.jsonl.
     """
 
     values: Mapping[str, Any]
@@ -83,7 +83,7 @@ class Summary:
 
     @property
     def stopped(self) -> str:
-        """Reason why the run ended early, or ""."""
+        """Why the run ended early, or ""."""
         return str(self.values["stopped"])
 
     def averaged(self, figure: str) -> float | None:
@@ -94,7 +94,7 @@ class Summary:
         return float(averages["mean"])
 
     def noise(self, figure: str, when: str = "mean") -> float | None:
-        """Sigma, distance, noise_to_clip, ... (first, last or mean); None without noise."""
+        """Return sigma, distance, noise_to_clip or another figure of the noise (first, last or mean); None without noise."""
         recorded = self.values["noise"].get(figure)
         if recorded is None:
             return None
@@ -104,7 +104,7 @@ class Summary:
 def over_rounds(
     runs: Sequence[Summary], figure: Callable[[Row], float | None]
 ) -> dict[int, list[float]]:
-    """Return a figure of each seed by round, ascending, in the rounds in which all seeds have it."""
+    """Return a figure of each seed by round, for the rounds that all seeds have."""
     values: dict[int, list[float]] = {}
     for run in runs:
         for row in run.rows:
@@ -115,7 +115,7 @@ def over_rounds(
 
 
 def _by_present_names(values: Any) -> dict[str, Any]:
-    """Return the contents of summary.json, with figures under their present names."""
+    """Return the content of summary.json with figures renamed to their present names."""
     if values.get("measures", 1) >= MEASURES:
         return dict(values)
     renamed = _renamed(values)
@@ -125,7 +125,7 @@ def _by_present_names(values: Any) -> dict[str, Any]:
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with measured figures under their present names."""
+    """Rename measured figures to their present names."""
     renamed = dict(values)
     for name in MEASURED:
         if name in values:
@@ -134,7 +134,7 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
-    """Return the score of a guess without inputs on the clients' held-out examples: the most frequent class, or the mean."""
+    """Score of a constant prediction on the clients' held-out examples: the most frequent class, or the mean."""
     held = [
         client.test_y.reshape(-1)
         for client in clients
@@ -153,14 +153,14 @@ def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
 
 
 def _positive(dataset: DataSet, named: str | None) -> dict[str, Any]:
-    """Say which of two classes counts as positive, and whether the configuration says so."""
+    """Return the positive class of two, and whether the configuration names it."""
     if dataset.classes != 2:
         return {}
     return {"positive": dataset.names()[1], "positive_named": named is not None}
 
 
 def _largest(labels: Tensor) -> float:
-    """Return the share of the most frequent class among labels that are not void."""
+    """Return the share of the most frequent class among valid labels."""
     counts = labels[labels >= 0].bincount()
     if not len(counts):
         return 0.0
@@ -177,7 +177,7 @@ def summary_of(
     seconds: float,
     concluded: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the contents of summary.json for a run that is over."""
+    """Return the content of summary.json for a finished run."""
     config, dataset = setup.config, setup.dealt.dataset
     method, delta = federation.method, config.privacy.budget.delta
     guarantee, parties = guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
@@ -223,14 +223,14 @@ def summary_of(
 
 
 def _malicious(setup: Setup, federation: Federation) -> dict[str, Any]:
-    """Return how well malicious clients succeeded, where there are any."""
+    """Return how well malicious clients succeeded; empty if there are none."""
     if setup.poisoning is None:
         return {}
     return {"malicious": setup.poisoning.values(federation)}
 
 
 def _weights(setup: Setup) -> dict[str, Any]:
-    """Return the declared file of the model's weights, which is taken as public."""
+    """Return the declared weights file of the model, which is assumed to be public."""
     known = weights_in(setup.learner.model)
     if known is None:
         return {}
@@ -238,7 +238,7 @@ def _weights(setup: Setup) -> dict[str, Any]:
 
 
 def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:
-    """Count the clients by their number of releases, for clients that protect themselves."""
+    """Count clients by their number of releases, if clients protect themselves."""
     if federation.method.client.trust == "central":
         return {}
     made = Counter[int]()
@@ -249,7 +249,7 @@ def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:
 
 
 def best_of(federation: Federation) -> dict[str, Any]:
-    """Return the least loss of the validation clients, as released, and which model had it."""
+    """Return the least released validation loss, and which model had it."""
     if federation.validators is None or not federation.validators.best.round:
         return {}
     best = federation.validators.best
@@ -257,7 +257,7 @@ def best_of(federation: Federation) -> dict[str, Any]:
 
 
 def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
-    """Measure a first model of public examples alone, on the clients' held-out examples and on the test half."""
+    """Measure the first public model on the clients' held-out examples and on the test half."""
     if setup.config.model.start != "public":
         return {}
     first, clients = setup.starts[:1], federation.clients
@@ -272,7 +272,7 @@ def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
 
 
 def _test_metrics(setup: Setup, federation: Federation, models: Tensor) -> dict[str, float]:
-    """Measure a single model on the set's own test half, where there is one."""
+    """Measure a single model on the data set's test half, if there is one."""
     data = setup.dealt.dataset
     if data.test_x is None or data.test_y is None or len(models) != 1:
         return {}

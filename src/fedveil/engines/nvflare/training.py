@@ -92,7 +92,8 @@ class OwnTraining:
     def begin(self, module: nn.Module, layout: Layout, method: Method) -> None:
         """Build the learner before data are touched, and refuse a configuration that cannot train.
 
-        Nothing of the site's own modules runs here, as they may read data: a site that declines is not charged.
+        The site's own modules do not run here, because they may read data. So a site that declines at this point is not
+        charged.
 
         Raises
         ------

@@ -32,8 +32,9 @@ def recover_labels(
     With cross-entropy the gradient of the last bias is the mean of p - onehot(y), and that of the last weight (p - y)
     h'. One example: the left singular vector of the last layer's update has its largest entry at y. (The printed rule,
     the sign of the entry, is the same without noise; this one also works under noise and needs no bias.) N examples:
-    class c occurs N (mean p_c - s g_c) times, where mean p comes from dummy examples under the model before and after
-    training and s is 1 / (lr steps) or, where updates are cut, the scale that fits whole counts best.
+    class c occurs N (mean p_c - s g_c) times. Here g is the update of the last bias. The mean of p is measured on dummy
+    examples, before and after training. s is 1 / (lr steps). If updates are clipped, s is the scale that fits whole
+    counts best.
 
     Raises
     ------

@@ -188,7 +188,7 @@ GAIN = 1.0
 
 
 class PullBack(OwnUpdate):
-    """Score by the others' update after a reset of the model, one of the scores of `Active`; see `Attack` for parameters."""
+    """Score by the others' update after the attacker reset the model; `Active` uses it. See `Attack` for the parameters."""
 
     name: ClassVar[str] = "pull-back"
     summary: ClassVar[str] = "as own-update, after pulling the model back to its start"

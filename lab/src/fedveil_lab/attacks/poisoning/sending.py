@@ -83,7 +83,7 @@ class Scaling(Around):
 
 
 def random_vector(length: float, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a vector of norm `length`, uniform on the sphere; it has the shape of `like` [d]."""
+    """Draw a vector [d] of norm `length`, uniform on the sphere, with the type and device of `like`."""
     draw = torch.randn(len(like), generator=generator, dtype=torch.float64)
     return (draw * (length / float(draw.norm()))).to(like.dtype)
 
@@ -99,8 +99,6 @@ def generator_of(name: str, seed: int, turn: Turn) -> torch.Generator:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NoiseAttack(Behaviour):
     """Malicious client that sends a fresh random vector, `factor` times as long as its trained update.
-
-    Noise: send a random vector.
 
     Source: Blanchard et al. 2017, "Machine learning with adversaries" (the Gaussian attack).
 
