@@ -32,6 +32,7 @@ CASES = {
     "secure sum of persons": METHODS["secure sum of persons"],
     "fedre": METHODS["fedre, equal weights"],
     "group": METHODS["group, three hypotheses"],
+    "ifca": METHODS["ifca"],
 }
 WATCHER, NOISED = SITES[2], {"losses": "noised", "noise_multiplier": 2.0, "releases": 3}
 WATCHED = "validation"
