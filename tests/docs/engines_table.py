@@ -9,7 +9,7 @@ ENGINES = (
     "FLARE's poc",
     "FLARE's swarm",
 )
-BIT, RUNS, NO, UNTRIED = "bits", "runs", "*refused*", "-"
+BIT, RUNS, NO = "bits", "runs", "*refused*"
 
 SHUFFLED = (
     f"{FLOWER}/test_flower_engines.py::test_same_bits_as_embedded_though_replies_arrive_shuffled"
@@ -84,7 +84,7 @@ CELLS = {
         (BIT, IFCA),
         (BIT, EXECUTOR),
         (BIT, TRAINED),
-        (UNTRIED, ""),
+        (BIT, POC),
         (f"{NO}: trusts the aggregator", NO_SWARM),
     ),
     "FedRE": (
