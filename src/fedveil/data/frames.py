@@ -213,10 +213,30 @@ def from_rows(
         spec,
         name=name,
         local_columns=numeric if spec.scale == "client" else (),
+        columns=_sources(inputs, spec),
         inputs=_constants(inputs, spec),
         note=" ".join(notes),
         licence="that of the file",
     )
+
+
+def _sources(inputs: Sequence[str], spec: TableSpec) -> tuple[str, ...]:
+    """Return the file's column behind each of the F columns that `inputs_of` makes, in order."""
+    sources: list[str] = []
+    for column in inputs:
+        width = 1
+        if _are_texts(spec.declared.get(column, ())):
+            width = len(spec.declared[column])
+        gap = spec.gap(column)
+        if gap is not None and gap.indicator:
+            width += 1
+        sources += [column] * width
+    return tuple(sources)
+
+
+def _are_texts(declared: Sequence[Any]) -> bool:
+    """Whether a column is declared by its texts, of which each becomes a column."""
+    return bool(len(declared)) and all(isinstance(value, str) for value in declared)
 
 
 def _constants(inputs: Sequence[str], spec: TableSpec) -> dict[str, Any]:
@@ -319,7 +339,7 @@ def inputs_of(
     for column in inputs:
         given = list(spec.declared.get(column, ()))
         gap = spec.gap(column)
-        if given and all(isinstance(value, str) for value in given):
+        if _are_texts(given):
             block, missing = _one_hot(part, column, given, gap)
         else:
             numeric.append(width)

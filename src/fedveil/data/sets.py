@@ -46,6 +46,9 @@ class DataSet:
         Public facts about the natural clients, float64 [len(owners)] each, e.g. the place of a hospital.
     local_columns : tuple of int
         Columns of `x` that every client standardises by the mean and deviation of its own training rows.
+    columns : tuple of str
+        Of a table: the file's column behind each column of `x`. A column of texts, or one with an indicator of gaps, is
+        named several times. Empty where columns have no names.
     regions : Tensor or None
         [N, H, W] uint8, sensitive pixels of each image: bit j of a pixel stands for `region_names[j]`.
     region_names : tuple of str
@@ -72,6 +75,7 @@ class DataSet:
     group: "Tensor | None" = None
     attributes: "Mapping[str, Tensor]" = field(default_factory=dict)
     local_columns: tuple[int, ...] = ()
+    columns: tuple[str, ...] = ()
     regions: "Tensor | None" = None
     region_names: tuple[str, ...] = ()
     inputs: "Mapping[str, Any]" = field(default_factory=dict)

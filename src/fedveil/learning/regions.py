@@ -184,22 +184,36 @@ def warn_of_followed_content(client: ClientData) -> None:
     The promise does not hold for masks that depend on content. It is only a warning, because a refusal would itself
     depend on the content.
     """
+    if marks_follow_content(client):
+        _LOG.warning(
+            "the marks of %.0f%% of a client's examples are a threshold of their values. Marks that follow content "
+            "promise nothing: give marks that were made without looking at what is marked",
+            100 * _share_of_thresholds(client),
+        )
+
+
+def marks_follow_content(client: ClientData) -> bool:
+    """Whether the marks of most examples are a threshold of their own values, and are not the same in every example.
+
+    The answer follows the values: nobody but the one who holds them may see it.
+    """
+    marks = marks_of(client)
+    alike = bool((marks == marks[:1]).all())
+    return not alike and _share_of_thresholds(client) >= _FOLLOWS
+
+
+def _share_of_thresholds(client: ClientData) -> float:
+    """Return the share of partly marked examples whose marks are a threshold of their values."""
     marks = marks_of(client).flatten(1)
     x = client.x.flatten(1).to(torch.float64)
     partly = marks.any(1) & ~marks.all(1)
     if not partly.any():
-        return
+        return 0.0
     marks, x = marks[partly], x[partly]
     inside_low, inside_high = _ends(x, marks)
     outside_low, outside_high = _ends(x, ~marks)
     is_threshold = (inside_low > outside_high) | (inside_high < outside_low)
-    share = float(is_threshold.double().mean())
-    if share >= _FOLLOWS:
-        _LOG.warning(
-            "the marks of %.0f%% of a client's examples are a threshold of their values. Marks that follow content "
-            "promise nothing: give marks that were made without looking at what is marked",
-            100 * share,
-        )
+    return float(is_threshold.double().mean())
 
 
 def _ends(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -237,6 +237,9 @@ class Config(Section):
         if any(need.endswith("_scores") for need in needs) and not marked:
             accepted = f"{name!r} needs [top, left, bottom, right] in pixels, or data.sensitive"
             raise FieldError("data.region", None, accepted)
+        if any(need.endswith("layer_scores") for need in needs) and self.data.names_columns:
+            accepted = f"{name!r} scores layers on pixels: [top, left, bottom, right]"
+            raise FieldError("data.region", list(self.data.region or ()), accepted)
         if self.scoring.every > 1 and self.clients_per_round not in (None, self.data.planned):
             accepted = "must be 1 where cohorts are drawn: a client that is new to the run has no scores to use again"
             raise FieldError("scoring.every", self.scoring.every, accepted)

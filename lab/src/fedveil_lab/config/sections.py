@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
-from fedveil.checks import Count, Delta, Epsilon, Limit, Natural
+from fedveil.checks import Blank, Count, Delta, Epsilon, Limit, Natural
 from fedveil.data import NATURAL, SOURCES
 from fedveil.errors import FieldError, require_choice
 from fedveil.learning import MODELS, Unmarked, tuned
@@ -48,8 +48,12 @@ def _class_name(value: Any) -> Any:
     return value
 
 
-def _rectangles(value: Any) -> Any:
-    """Read one rectangle, or several, as tuples."""
+def _region(value: Any) -> Any:
+    """Read one rectangle, or several, as tuples; or names of columns."""
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+        if len(set(value)) != len(value):
+            raise FieldError("data.region", list(value), "must name each column once")
+        return tuple(value)
     several = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
     if several:
         rectangles = value
@@ -64,7 +68,7 @@ def _rectangles(value: Any) -> Any:
             raise FieldError(
                 "data.region",
                 value,
-                "must be [top, left, bottom, right] in pixels, or a list of such",
+                "must be [top, left, bottom, right] in pixels, a list of such, or a list of columns",
             )
     if several:
         return tuple(map(tuple, rectangles))
@@ -99,7 +103,11 @@ class Data(OpenSection):
     holdout
         held-out share of each client's examples, 0 to below 1
     region
-        privacy-sensitive pixels: top, left, bottom, right, or several such
+        what is sensitive in each example: top, left, bottom, right in pixels, or several such; or names of a table's
+        columns. `unit = "region"` protects it, and other methods score layers on the pixels
+    blanked
+        value that replaces the region in all examples, also in those that models are measured on: what region level has
+        to beat, without noise
     sensitive
         kinds of sensitive pixels that the set knows, a list a client, in turn
     pixel_noise
@@ -134,7 +142,8 @@ class Data(OpenSection):
     min_size: int = 1
     counts: Rows | None = None
     holdout: float = 0.2
-    region: Annotated[tuple[Any, ...], BeforeValidator(_rectangles)] | None = None
+    region: Annotated[tuple[Any, ...], BeforeValidator(_region)] | None = None
+    blanked: Blank | None = None
     sensitive: Annotated[
         tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)
     ] = ()
@@ -181,7 +190,15 @@ class Data(OpenSection):
         if self.patch_sizes and (self.patches is None or self.directions != "public"):
             accepted = "are sizes of patches with public components as features: set patches, leave out directions"
             raise FieldError("data.patch_sizes", self.patch_sizes, accepted)
+        if self.blanked is not None and self.region is None:
+            accepted = "replaces what data.region marks: name it, or leave this out"
+            raise FieldError("data.blanked", self.blanked, accepted)
         return self
+
+    @property
+    def names_columns(self) -> bool:
+        """Whether the region is of a table's columns."""
+        return self.region is not None and isinstance(self.region[0], str)
 
     @property
     def planned(self) -> int | None:

@@ -25,6 +25,7 @@ from fedveil_lab.attacks.inversion import (
 )
 from fedveil_lab.games.game import GAMES, Attacking, Judgement, Refused
 from fedveil_lab.grid import Cell, Finished, Store
+from fedveil_lab.runs.marks import protects_regions
 from fedveil_lab.runs.prepare import Setup, prepare
 from fedveil_lab.runs.runner import Progress, Silent
 
@@ -211,9 +212,14 @@ class InversionGame(Attacking):
 
     @cached_property
     def _clients(self) -> list[ClientData]:
-        """Make clients that train on a few images; their other images are held out."""
+        """Make clients that train on a few images; their other images are held out.
+
+        All settings have the same images. If one protects regions, all have its marks, so that errors are given for
+        what is marked and for the rest.
+        """
         few, clients = self.images, []
-        for c in self.setups[0].dealt.clients:
+        marked = [setup for setup in self.setups if protects_regions(setup.method)]
+        for c in (marked or self.setups)[0].dealt.clients:
             x, masks, rest_x, rest_y = c.x, c.masks, None, None
             if self.double:
                 x = x.double()

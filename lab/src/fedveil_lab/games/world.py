@@ -22,6 +22,7 @@ from fedveil_lab.config.sections import Data
 from fedveil_lab.games.pool import Pool, Proportions, proportions_of, strata_of
 from fedveil_lab.games.roles import DRAWN, AuditedConfig, World
 from fedveil_lab.runs.deal import Dealt, clients_of
+from fedveil_lab.runs.marks import marked
 from fedveil_lab.runs.prepare import Common, Setup, assemble, evaluation_of
 
 SHADOW_SHARE, SHADOW_NOISE = (
@@ -98,14 +99,15 @@ def _assemble(config: AuditedConfig, common: Common) -> AuditedSetup:
     behaviours: dict[int, Behaviour] = {}
     if world.crafted and len(starts) == 1:
         behaviours = {holders.adversaries[0]: PullBackTo(starts[0])}
-    everybody = len(holders.clients)
+    clients = marked(config, common.dealt.dataset, holders.clients, common.method)
+    everybody = len(clients)
     return AuditedSetup(
         config=config,
         dealt=common.dealt,
         method=common.method,
         sides=config.privacy.client_sides(common.method.client),
         learner=common.learner,
-        clients=holders.clients,
+        clients=clients,
         cohort=min(config.clients_per_round or everybody, everybody),
         starts=starts,
         evaluation=evaluation_of(config, common.dealt),

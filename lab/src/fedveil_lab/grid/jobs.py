@@ -37,6 +37,7 @@ from fedveil_lab.config import Config
 from fedveil_lab.grid.cell import Cell
 from fedveil_lab.runs.deal import Dealt, deal_out
 from fedveil_lab.runs.folder import new_run_id
+from fedveil_lab.runs.marks import with_marks
 from fedveil_lab.runs.models import first_models, with_features
 from fedveil_lab.runs.prepare import Common, Setup, assemble
 from fedveil_lab.runs.runner import Judge, begin, conclude, one_thread
@@ -266,6 +267,7 @@ def _common_with(other: Setup, config: Config) -> Common:
     method = config.privacy.build(config.aggregator)
     if config.data_seed != other.config.data_seed:
         dealt = with_features(config, deal_out(config.data, config.data_seed))
+        dealt = with_marks(config, dealt, method)
         return Common(dealt, method, other.learner, _starts(config, dealt, method, other))
     starts = other.starts
     if (

@@ -29,6 +29,7 @@ from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method
 from fedveil_lab.config.sections import Data
 from fedveil_lab.config.tables import fields_of
+from fedveil_lab.runs.region import without_marked
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def deal_out(spec: Data, seed: int) -> Dealt:
 
 def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
     """Return the examples for clients, the public ones, and the server's validation examples."""
-    dataset = _loaded(spec.name, json.dumps(spec.options))
+    dataset = without_marked(spec, _loaded(spec.name, json.dumps(spec.options)))
     if spec.positive is not None:
         dataset = with_positive(dataset, spec.positive)
     if spec.made_up_people:
@@ -203,7 +204,7 @@ def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, Cl
     if dataset.test_x is not None:
         test_x = learned.features(dataset.test_x)
     x = learned.features(dataset.x)
-    dataset = replace(dataset, x=x, test_x=test_x, regions=None, region_names=())
+    dataset = replace(dataset, x=x, test_x=test_x, columns=(), regions=None, region_names=())
     public = replace(public, x=learned.features(public.x), masks=None)
     if validation is not None:
         validation = replace(validation, x=learned.features(validation.x), masks=None)

@@ -95,8 +95,8 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
 
 
 def _region(config: Config, dealt: Dealt) -> Tensor | None:
-    """Return the sensitive pixels of every image if the configuration has a region, else None."""
-    if config.data.region is None:
+    """Return the sensitive pixels of every image if the configuration has a region of pixels, else None."""
+    if config.data.region is None or config.data.names_columns:
         return None
     height, width = (1, 1, *dealt.dataset.input_shape)[-2:]
     with fields_of("data"):
@@ -177,6 +177,7 @@ def with_features(config: Config, dealt: Dealt) -> Dealt:
         dataset,
         x=_features_of(dataset.x, front, known),
         test_x=_features_of(dataset.test_x, front, known),
+        columns=(),
         regions=None,
         region_names=(),
         inputs={},

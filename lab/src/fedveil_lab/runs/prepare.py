@@ -36,6 +36,7 @@ from fedveil.methods import ClientSide, Method
 from fedveil.registry import optional
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.runs.deal import Dealt, deal_out, split_clients
+from fedveil_lab.runs.marks import protects_regions, with_marks
 from fedveil_lab.runs.models import first_models, learner_of, with_features
 from fedveil_lab.runs.poisoning import Poisoning, poisoning_of
 from fedveil_lab.runs.settings import About, unusual
@@ -200,7 +201,9 @@ def prepare(config: Config, memo: Path | None = None) -> Setup:
         If a key does not fit; the message names it.
     """
     method = config.privacy.build(config.aggregator)
-    dealt = with_features(config, deal_out(config.data, config.data_seed))
+    dealt = with_marks(
+        config, with_features(config, deal_out(config.data, config.data_seed)), method
+    )
     learner = learner_of(config, dealt, method, memo)
     starts = first_models(config, dealt, method, learner, config.data_seed, memo)
     setup = assemble(config, Common(dealt, method, learner, starts))
@@ -299,6 +302,23 @@ def _large_delta(setup: Setup) -> tuple[str, ...]:
     return delta_warning(delta, protected or 1, "person" if persons else "record")
 
 
+def _beside_regions(setup: Setup) -> Iterator[str]:
+    """Say what is marked, and what has no protection."""
+    data = setup.config.data
+    if data.blanked is not None:
+        yield (
+            "data.blanked: nothing of what is marked is read. By this nothing else is protected: no label, no other "
+            "coordinate, nobody's presence"
+        )
+    if protects_regions(setup.method):
+        filled = [one.masks for one in setup.everybody if one.masks is not None and one.examples]
+        share = float(torch.cat([masks.flatten() for masks in filled]).double().mean())
+        yield (
+            f"marked are {share:.0%} of the inputs. Everything else has no protection: labels, the other inputs, which "
+            "inputs are marked, who is there; a reader of the models may reconstruct them"
+        )
+
+
 def _unusual_settings(setup: Setup) -> Iterable[str]:
     return unusual(About(setup.config, setup.method, setup.clients, setup.dealt.dataset))
 
@@ -311,6 +331,7 @@ WARNINGS: tuple[Callable[[Setup], Iterable[str]], ...] = (
     _planned_for_more,
     _public_weights,
     _large_delta,
+    _beside_regions,
     _unusual_settings,
 )
 
