@@ -52,6 +52,7 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
     from fedveil_lab.report.planning import promise_table
     from fedveil_lab.runs.foreseen import foreseen
     from fedveil_lab.runs.promised import choices, prepared, promised
+    from fedveil_lab.runs.region_map import advice_on_regions
 
     spec = load(config)
     lines = foreseen(spec, target["reach"])
@@ -64,6 +65,8 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
     proven = guarantee.proven and not guarantee.by_distance
     if proven:
         own = float(f"{guarantee.epsilon(delta):.6g}")
+        for line in advice_on_regions(setup, own):
+            say(line)
     else:
         own = None
     epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)

@@ -2,6 +2,7 @@
 
 import math
 
+from fedveil.accounting import REGIONS
 from fedveil.methods import Method, RecordDP
 from fedveil_lab.config import Config
 from fedveil_lab.config.foresight import REACH, Shape, foresee, least_reach, pull_of, weighing
@@ -35,6 +36,8 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
     possible = REACH["classes" if classes else "numbers"] if reach is None else reach
     said = []
     for label, side in _sides(config).items():
+        if isinstance(side, RecordDP) and side.unit in REGIONS:
+            continue  # the formula was tried on whole records alone
         pull = pull_of(side, setup.cohort)
         if pull is not None:
             said.append(f"{label}: {sentence(shape_of(setup, side), pull, possible)}")

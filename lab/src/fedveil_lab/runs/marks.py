@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from fedveil.data import DataSet
 from fedveil.errors import FieldError
-from fedveil.learning import ClientData
-from fedveil.learning.regions import marks_follow_content
+from fedveil.learning import ClientData, marks_follow_content
 from fedveil.methods import Method
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.runs.deal import Dealt

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from fedveil.data import DataSet
 from fedveil.errors import FieldError
-from fedveil.learning import mark_columns, region_mask
-from fedveil.learning.regions import require_blank
+from fedveil.learning import mark_columns, region_mask, require_blank
 from fedveil_lab.config.sections import Data
 from fedveil_lab.config.tables import fields_of
 

@@ -1,0 +1,154 @@
+"""Advice at region level: protect the region, blank it, or protect whole records, as far as a measured map tells.
+
+`MEASURED` repeats ``results/regions/map.json`` (a test holds them together). Every cell has one silo with a linear
+classifier, full batches, and content against other content.
+"""
+
+from dataclasses import dataclass
+
+from fedveil.accounting import REGIONS
+from fedveil.methods import RecordDP
+from fedveil_lab.runs.prepare import Setup
+
+PAGE = "results/regions"
+LINEAR = ("logistic",)
+NEAR = 1.25  # a table's rows and the measured ones may differ by this factor
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell of the map: mean accuracies over five seeds, and which differences are told apart.
+
+    Attributes
+    ----------
+    kind : {"images", "table"}
+        Images (digits) or a table (heart disease).
+    records : int
+        Training records of the silo.
+    epsilon : float
+        Total, at a delta of 1e-5.
+    none, blanked, record, region : float
+        Accuracies without privacy, with the region blanked, at record level and at region level.
+    beats_blanked, beats_record : bool
+        Whether the 95% interval of the paired difference of region level to this rival lies above 0.
+    """
+
+    kind: str
+    records: int
+    epsilon: float
+    none: float
+    blanked: float
+    record: float
+    region: float
+    beats_blanked: bool
+    beats_record: bool
+
+    @property
+    def best(self) -> str:
+        """The way to take in this cell; where two are not told apart, the one that needs no noise or protects more."""
+        if not self.beats_blanked:
+            return "blank the region"
+        if not self.beats_record:
+            return "record level"
+        return "region level"
+
+    def __str__(self) -> str:
+        lost = self.none - self.blanked
+        figures = f"blanked {self.blanked:.3f}, region {self.region:.3f}, record {self.record:.3f}"
+        where = f"{self.records} records, epsilon {self.epsilon:g}"
+        return f"{self.best}: where blanking loses {lost:.3f} ({figures}; {where})"
+
+
+MEASURED = (
+    Measured("table", 500, 1.0, 0.7918, 0.7973, 0.7936, 0.8073, True, True),
+    Measured("table", 500, 4.0, 0.7918, 0.7973, 0.8064, 0.8073, True, False),
+    Measured("table", 500, 1.0, 0.7918, 0.78, 0.7936, 0.8173, True, True),
+    Measured("table", 500, 4.0, 0.7918, 0.78, 0.8064, 0.8182, True, False),
+    Measured("images", 300, 1.0, 0.8257, 0.8154, 0.2797, 0.8135, False, True),
+    Measured("images", 300, 4.0, 0.8257, 0.8154, 0.5666, 0.8154, False, True),
+    Measured("images", 300, 1.0, 0.8257, 0.6999, 0.2797, 0.7041, True, True),
+    Measured("images", 300, 4.0, 0.8257, 0.6999, 0.5666, 0.7376, True, True),
+    Measured("images", 300, 1.0, 0.8257, 0.4344, 0.2797, 0.4992, True, True),
+    Measured("images", 300, 4.0, 0.8257, 0.4344, 0.5666, 0.6524, True, True),
+    Measured("images", 1000, 1.0, 0.8766, 0.8629, 0.5678, 0.8629, False, True),
+    Measured("images", 1000, 4.0, 0.8766, 0.8629, 0.7855, 0.8635, False, True),
+    Measured("images", 1000, 1.0, 0.8766, 0.7571, 0.5678, 0.7834, True, True),
+    Measured("images", 1000, 4.0, 0.8766, 0.7571, 0.7855, 0.8016, True, False),
+    Measured("images", 1000, 1.0, 0.8766, 0.4755, 0.5678, 0.6902, True, True),
+    Measured("images", 1000, 4.0, 0.8766, 0.4755, 0.7855, 0.7826, True, False),
+)
+
+
+def advice_on_regions(setup: Setup, epsilon: float) -> list[str]:
+    """Say which of the three ways was best in the map's cells like this run, or why the map has no such cell.
+
+    Parameters
+    ----------
+    setup : Setup
+        A run at region level; of another run nothing is said.
+    epsilon : float
+        Total of the promise.
+
+    Returns
+    -------
+    list of str
+        A line for each cell, and what they rest on.
+    """
+    side = setup.method.client
+    if not isinstance(side, RecordDP) or side.unit not in REGIONS:
+        return []
+    reasons = not_covered(setup, side, epsilon)
+    if reasons:
+        return [
+            f"region level, blanking or record level? The map of {PAGE} does not cover this run: {'; '.join(reasons)}. "
+            "Try the three on public data of the kind"
+        ]
+    cells = _cells_like(setup, side, epsilon)
+    return [
+        f"region level, blanking or record level? It follows from what blanking loses. Measured ({PAGE}):",
+        *map(str, cells),
+        "what blanking loses in these data, only public data of the kind can tell: compare there",
+    ]
+
+
+def not_covered(setup: Setup, side: RecordDP, epsilon: float) -> list[str]:
+    """Name in what a run at region level differs from every cell of the map."""
+    reasons: list[str] = []
+    if setup.config.model.name not in LINEAR:
+        reasons.append(f"model {setup.config.model.name!r}, not a linear classifier")
+    if setup.dealt.dataset.task != "classification":
+        reasons.append(f"a {setup.dealt.dataset.task}, not one class an example")
+    if setup.cohort != 1:
+        reasons.append(f"{setup.cohort} silos, not one")
+    if side.unit != "region":
+        reasons.append("all records of a person, not one record")
+    if side.relation != "replace-one":
+        reasons.append(f"relation {side.relation!r}, not 'replace-one'")
+    if side.rate < 1:
+        reasons.append("sampled lots, not full batches")
+    epsilons = [cell.epsilon for cell in MEASURED]
+    if not min(epsilons) <= epsilon <= max(epsilons):
+        reasons.append(f"epsilon {epsilon:g}, not {min(epsilons):g} to {max(epsilons):g}")
+    counts = [cell.records for cell in MEASURED if cell.kind == _kind(setup)]
+    if not min(counts) / NEAR <= side.planned <= max(counts) * NEAR:
+        reasons.append(f"{side.planned:g} records, not {min(counts)} to {max(counts)}")
+    return reasons
+
+
+def _kind(setup: Setup) -> str:
+    if len(setup.dealt.dataset.input_shape) == 3:
+        return "images"
+    return "table"
+
+
+def _cells_like(setup: Setup, side: RecordDP, epsilon: float) -> list[Measured]:
+    """Return the cells of the nearest epsilon and number of records, in the order of what blanking loses."""
+    same = [cell for cell in MEASURED if cell.kind == _kind(setup)]
+    nearest = min(
+        same,
+        key=lambda cell: (abs(cell.epsilon - epsilon), abs(cell.records - side.planned)),
+    )
+    cells = [
+        cell for cell in same if (cell.epsilon, cell.records) == (nearest.epsilon, nearest.records)
+    ]
+    return sorted(cells, key=lambda cell: cell.none - cell.blanked)
