@@ -16,7 +16,7 @@ NEAR = 1.25  # a table's rows and the measured ones may differ by this factor
 
 
 @dataclass(frozen=True)
-class Measured:
+class RegionCell:
     """One cell of the map: mean accuracies over five seeds, and which differences are told apart.
 
     Attributes
@@ -60,22 +60,22 @@ class Measured:
 
 
 MEASURED = (
-    Measured("table", 500, 1.0, 0.7918, 0.7973, 0.7936, 0.8073, True, True),
-    Measured("table", 500, 4.0, 0.7918, 0.7973, 0.8064, 0.8073, True, False),
-    Measured("table", 500, 1.0, 0.7918, 0.78, 0.7936, 0.8173, True, True),
-    Measured("table", 500, 4.0, 0.7918, 0.78, 0.8064, 0.8182, True, False),
-    Measured("images", 300, 1.0, 0.8257, 0.8154, 0.2797, 0.8135, False, True),
-    Measured("images", 300, 4.0, 0.8257, 0.8154, 0.5666, 0.8154, False, True),
-    Measured("images", 300, 1.0, 0.8257, 0.6999, 0.2797, 0.7041, True, True),
-    Measured("images", 300, 4.0, 0.8257, 0.6999, 0.5666, 0.7376, True, True),
-    Measured("images", 300, 1.0, 0.8257, 0.4344, 0.2797, 0.4992, True, True),
-    Measured("images", 300, 4.0, 0.8257, 0.4344, 0.5666, 0.6524, True, True),
-    Measured("images", 1000, 1.0, 0.8766, 0.8629, 0.5678, 0.8629, False, True),
-    Measured("images", 1000, 4.0, 0.8766, 0.8629, 0.7855, 0.8635, False, True),
-    Measured("images", 1000, 1.0, 0.8766, 0.7571, 0.5678, 0.7834, True, True),
-    Measured("images", 1000, 4.0, 0.8766, 0.7571, 0.7855, 0.8016, True, False),
-    Measured("images", 1000, 1.0, 0.8766, 0.4755, 0.5678, 0.6902, True, True),
-    Measured("images", 1000, 4.0, 0.8766, 0.4755, 0.7855, 0.7826, True, False),
+    RegionCell("table", 500, 1.0, 0.7918, 0.7973, 0.7936, 0.8073, True, True),
+    RegionCell("table", 500, 4.0, 0.7918, 0.7973, 0.8064, 0.8073, True, False),
+    RegionCell("table", 500, 1.0, 0.7918, 0.78, 0.7936, 0.8173, True, True),
+    RegionCell("table", 500, 4.0, 0.7918, 0.78, 0.8064, 0.8182, True, False),
+    RegionCell("images", 300, 1.0, 0.8257, 0.8154, 0.2797, 0.8135, False, True),
+    RegionCell("images", 300, 4.0, 0.8257, 0.8154, 0.5666, 0.8154, False, True),
+    RegionCell("images", 300, 1.0, 0.8257, 0.6999, 0.2797, 0.7041, True, True),
+    RegionCell("images", 300, 4.0, 0.8257, 0.6999, 0.5666, 0.7376, True, True),
+    RegionCell("images", 300, 1.0, 0.8257, 0.4344, 0.2797, 0.4992, True, True),
+    RegionCell("images", 300, 4.0, 0.8257, 0.4344, 0.5666, 0.6524, True, True),
+    RegionCell("images", 1000, 1.0, 0.8766, 0.8629, 0.5678, 0.8629, False, True),
+    RegionCell("images", 1000, 4.0, 0.8766, 0.8629, 0.7855, 0.8635, False, True),
+    RegionCell("images", 1000, 1.0, 0.8766, 0.7571, 0.5678, 0.7834, True, True),
+    RegionCell("images", 1000, 4.0, 0.8766, 0.7571, 0.7855, 0.8016, True, False),
+    RegionCell("images", 1000, 1.0, 0.8766, 0.4755, 0.5678, 0.6902, True, True),
+    RegionCell("images", 1000, 4.0, 0.8766, 0.4755, 0.7855, 0.7826, True, False),
 )
 
 
@@ -141,7 +141,7 @@ def _kind(setup: Setup) -> str:
     return "table"
 
 
-def _cells_like(setup: Setup, side: RecordDP, epsilon: float) -> list[Measured]:
+def _cells_like(setup: Setup, side: RecordDP, epsilon: float) -> list[RegionCell]:
     """Return the cells of the nearest epsilon and number of records, in the order of what blanking loses."""
     same = [cell for cell in MEASURED if cell.kind == _kind(setup)]
     nearest = min(
