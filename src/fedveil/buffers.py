@@ -70,10 +70,12 @@ def buffers_refused(module: nn.Module, names: list[str]) -> str:
         owner = _owner(module, name.rpartition(".")[0])
         normal.append(isinstance(owner, _BatchNorm | _InstanceNorm))
     if any(normal):
-        said += "fedveil.learning.mend(model) puts GroupNorm in the place of BatchNorm (for a configuration, where your "
-        said += "module makes the model), and freeze(model, but=...) keeps a pretrained one's statistics as constants; "
+        said += "fedveil.learning.mend(model) replaces BatchNorm by GroupNorm (for a configuration: in the module that "
+        said += "makes the model). freeze(model, but=...) keeps the statistics of a pretrained model as constants; "
     if not all(normal):
-        said += "for one that never changes write register_buffer(name, value, persistent=False); "
+        said += (
+            "for a buffer that never changes write register_buffer(name, value, persistent=False); "
+        )
     said += (
         'or each party keeps its own: Layout.from_module(model, buffers="keep") in a Flower app, '
     )

@@ -28,9 +28,7 @@ def toml_of(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         if "\\" not in text:
             raise
-        hint = (
-            "in a path write / or 'single quotes': between double quotes a backslash begins a code"
-        )
+        hint = "between double quotes a backslash begins an escape: in a path write / or 'single quotes'"
         raise tomllib.TOMLDecodeError(f"{error}; {hint}") from error
     except ValueError as error:  # a number of more digits than Python reads
         raise tomllib.TOMLDecodeError(str(error)) from error

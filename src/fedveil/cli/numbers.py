@@ -56,10 +56,12 @@ def read_by(command: str, config: str) -> Callable[..., Any]:
 @click.option(
     "--rounds",
     type=int,
-    help="[promise] Number of rounds; left out, beside --epsilon and --noise-multiplier: the most they allow.",
+    help="[promise] Number of rounds. With --epsilon and --noise-multiplier and no --rounds: the answer is the largest number.",
 )
 @click.option(
-    "--clients", type=int, help="Clients of a round (default: 1); 0 finds how many it takes."
+    "--clients",
+    type=int,
+    help="Clients of a round (default: 1). 0: find the smallest number with which a model can learn.",
 )
 @click.option(
     "--epsilon", type=float, help="[promise] Epsilon of the total; the answer is the noise."
@@ -86,8 +88,8 @@ def plan(config: str | None, **options: Any) -> None:
 
     For noise that the server adds. It also says whether a model of that size can still learn.
 
-    A CONFIG gives rounds, clients, clip, noise (or epsilon) and relation; options replace them. It is refused if its run
-    releases more than noised means, or may stop early.
+    A CONFIG gives rounds, clients, clip, noise (or epsilon) and relation; options replace them. A configuration is refused
+    if its run also releases other things, such as metrics, or may stop early.
 
     The options marked [promise] decide what is promised.
     """

@@ -89,9 +89,7 @@ def with_budget(
         budget = method.noisy.budget()  # only the plan may leave, whoever begins the runs
     recorded = method.client.trust != "central" or budget is not None or policy is not None
     if given.ledger is None and given.source.deployable and recorded:
-        accepted = (
-            f"name the folder of the node's lifetime ledger, which outlives this run: {where}"
-        )
+        accepted = f"name the folder of the node's ledger, which is kept for all its runs: {where}"
         raise FieldError("ledger", None, accepted)
     if given.ledger not in (None, RUN):
         require_head(given.head, where)

@@ -206,7 +206,7 @@ def _require_no_negative(
     for j, held in enumerate(clients):
         negative = held.y[(held.y < 0) & ~void_labels(loss, held.y, output.shape)]
         if len(negative):
-            accepted = "classes are numbered from 0 on; where it means void, the loss has to pass over it: "
+            accepted = "classes are numbered from 0; if it marks labels to ignore, give the loss that number: "
             accepted += f"CrossEntropyLoss(ignore_index={int(negative[0])})"
             raise FieldError(f"clients[{j}].y", int(negative[0]), accepted)
 

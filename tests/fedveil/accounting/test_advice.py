@@ -209,7 +209,7 @@ def test_the_command_advises_and_reads(tmp_path):
     code, text = said(file)
     assert code == 0
     assert text.index("trusted sum") < text.index("hopeless")
-    assert "10 records of one person together epsilon is 81.5" in text
+    assert "10 records of one person together epsilon is 81.41" in text
     assert "67.9%" in text
     assert said("--clients", 3)[0] != 0
     file.write_text("[advise]\nsilos = 10\n")
@@ -320,5 +320,7 @@ def test_the_evidence_of_advice_stands_in_the_results_it_names():
     shown = dict(zip(("without", "sum", "local"), re.findall(r"\.\d{3}", digits[2]), strict=True))
     for of, setting in (("trusted sum", "sum"), ("local", "alone")):
         without, private = shown["without"], shown["local" if of == "local" else "sum"]
-        cells = f"blood cells: {reached['2', setting]} at 2, {reached['none', 'vanilla']} without"
-        assert seen[of].startswith(f"4 silos, {cells}; 10 on digits: {private} at 4, {without} (")
+        cells = f"blood cells: {reached['2', setting]} at epsilon 2, {reached['none', 'vanilla']} without"
+        assert seen[of].startswith(
+            f"4 silos, {cells}; 10 on digits: {private} at epsilon 4, {without} without ("
+        )

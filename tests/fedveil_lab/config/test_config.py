@@ -246,7 +246,7 @@ def test_files_that_are_not_there_or_no_toml(tmp_path):
         load("digit-compare")
     broken = tmp_path / "broken.toml"
     broken.write_text("rounds = = 3")
-    with pytest.raises(FieldError, match="no valid TOML"):
+    with pytest.raises(FieldError, match="not valid TOML"):
         load(broken)
 
 

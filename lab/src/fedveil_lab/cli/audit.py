@@ -19,10 +19,11 @@ REPLICATES = """Runs with the target, and as many without (default: 30; fewer th
 For membership: runs of each setting (3). For inversion: attacked clients (30)."""
 COLLUDERS = "Number of clients that attack together; default: 2, where there are three clients."
 SHADOW = "Attacker's copy of the target's data: clean (default), noisy, partial or public."
-OUT_WORLD = """In an absent target's place: replace (another client), twin (one like it), remove, empty, itself (a check). \
-Default: as the guarantee's relation says."""
-RECORDED = """Attack what the run's folder holds, and train nothing anew; --attack: membership, participation, inversion."""
-CONFIGURED = "With --recorded: whose [data] and [model] describe a server's folder, with its --set and --seed."
+OUT_WORLD = """What replaces an absent target: replace (another client), twin (one like it), remove, empty, itself (a check). \
+Default: by the relation of the guarantee."""
+RECORDED = """Attack the files in a run's folder, without new training; --attack: membership, participation, inversion."""
+CONFIGURED = """With --recorded on a server's folder: the configuration whose [data] and [model] belong to it. \
+--set and --seed apply to this file."""
 IMAGES = "For inversion: images of each client; default: 1."
 
 
@@ -77,7 +78,7 @@ def audit(
 ) -> None:
     """Attack a federation, with its defence and without.
 
-    The same command goes on in its folder: finished runs are not played again.
+    Repeat the command to continue in its folder: finished runs are kept.
 
     \b
     Attacks of one client on the participation of another, over runs with and without it:
@@ -92,10 +93,10 @@ def audit(
       person-loss  person-loss-trajectory (all records of a person, in or out)
       calibrated-loss  lira-online  lira-offline  rmia-online  rmia-offline
       bavaria-online  bavaria-offline  bavaria-n-online
-      each of the last two lines also as person-NAME, NAME-update, NAME-trajectory
+      calibrated-loss, lira-*, rmia-* and bavaria-* also as person-NAME, NAME-update, NAME-trajectory
     With --recorded, on what the folder of a run or of a deployed server holds:
       membership  participation  inversion (each as far as what is stored allows it)
-    With the studies of papers installed, as the metric privacy paper prints them and not for inference:
+    With the package fedveil-studies, as the metric privacy paper prints them (they prove nothing):
       paper-single-shot  paper-multi-round
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with refusals() as again:

@@ -30,7 +30,9 @@ def report(
     ] = None,
     people: Annotated[
         Path | None,
-        typer.Option(metavar="TOML", help="File of what only people know, such as approved_by."),
+        typer.Option(
+            metavar="TOML", help="File with entries that a person has to make, such as approved_by."
+        ),
     ] = None,
     setting: Annotated[
         str | None, typer.Option(metavar="LABEL", help="Setting that the card describes.")
@@ -57,7 +59,7 @@ def report(
 
     It says who is protected from whom, what was measured, and what is not covered.
 
-    Exit codes of --verify: 1, something does not agree; 5, a promise was not checked; 6, the page or the card was not.
+    Exit codes of --verify: 1, something does not agree; 5, a promise was not checked; 6, the page or the card was not checked.
     """
     from fedveil.errors import FieldError
 

@@ -72,7 +72,10 @@ Seed = Annotated[
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Continue the run in the folder; --set rounds=N adds rounds."),
+    typer.Option(
+        "--resume",
+        help="Continue a stopped run in its folder; with --set rounds=N, to more rounds.",
+    ),
 ]
 
 

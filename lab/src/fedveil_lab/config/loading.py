@@ -79,7 +79,7 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
             parse(values)
     except (tomllib.TOMLDecodeError, FedVeilError) as error:
         if folder is None:
-            raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
+            raise FieldError("CONFIG", origin, f"is not valid TOML: {error}") from error
         raise damaged("CONFIG", origin, error, remedy(folder)) from error
     before = _method(values)
     assigned = {assignment.partition("=")[0].strip() for assignment in assignments}

@@ -25,7 +25,7 @@ NAMES = {
     "brier": "Brier score",
 }
 WORDS = (
-    "measured without noise on people whom no promise covers: for you alone, not to be handed on"
+    "measured on held-out people without noise; no promise covers them: do not pass the figures on"
 )
 OVER_ROUNDS = ("auc", "balanced_accuracy", "sensitivity", "specificity")
 FEWEST = 5  # rows of a bin below which its point is drawn pale
@@ -105,24 +105,28 @@ def _figures(found: Mapping[str, Any]) -> Table:
 
 def _confusion(found: Mapping[str, Any]) -> Table:
     """Make the confusion matrix: a line per true class, a column per predicted class."""
-    columns = [f"named {name}" for name in found["classes"]]
+    columns = [f"predicted {name}" for name in found["classes"]]
     rows: list[dict[str, object]] = []
     for name, counts in zip(found["classes"], found["confusion"], strict=True):
         row: dict[str, object] = {"true": name}
         row.update(zip(columns, map(str, counts), strict=True))
         rows.append(row)
-    return Table.of(rows, title=f"who was taken for what, {measured_on(found)}", numbers=columns)
+    return Table.of(rows, title=f"confusion matrix, {measured_on(found)}", numbers=columns)
 
 
 def _calibration(found: Mapping[str, Any]) -> Table:
     """Make a line per bin: the predicted probability, and the share of rows that truly belong to the class."""
-    what = "of the class that was named"
+    what = "of the predicted class"
     if found["positive"]:
         what = f"that it is {found['positive']}"
     rows: list[dict[str, object]] = []
     for one in found["calibration"]:
         rows.append(
-            {"said": f"{one['said']:.3f}", "found": _text(one["found"]), "rows": str(one["rows"])}
+            {
+                "predicted": f"{one['said']:.3f}",
+                "right": _text(one["found"]),
+                "rows": str(one["rows"]),
+            }
         )
     title = f"calibration: mean probability {what}, and the share of rows where this was right"
     return Table.of(rows, title=title, numbers=["rows"])

@@ -16,9 +16,8 @@ USEFUL = 8.0  # a total epsilon that still excludes something
 def promise_table(method: str, promise: "Promise", delta: float) -> Table:
     """Make the table of a configuration's promise before a run, with conditions and what is not known yet."""
     promised, rows = promise.guarantee, list[tuple[str, str]]()
-    rows.append(
-        (f"{method}, {promise.planned} rounds", in_words(guarantee_values(promised, delta)))
-    )
+    rows.append(("method", f"{method}, {promise.planned} rounds"))
+    rows.append(("promise", in_words(guarantee_values(promised, delta))))
     rows.append(("in short", promised.describe(delta)))
     if promise.rounds < promise.planned:
         rows.append(("budget", f"ends the run after {promise.rounds} of {promise.planned} rounds"))

@@ -355,8 +355,11 @@ def run_table(summary: Summary) -> Table:
     if malicious:
         rows.append(("malicious clients", malicious_text(malicious)))
     for name, figures in values["noise"].items():
-        parts = [f"{when} {figures[when]:.4g}" for when in ("first", "last", "mean")]
-        rows.append((name.replace("_", " "), ", ".join(parts)))
+        parts = {when: f"{figures[when]:.4g}" for when in ("first", "last", "mean")}
+        text = ", ".join(f"{when} {value}" for when, value in parts.items())
+        if len(set(parts.values())) == 1:
+            text = f"{parts['mean']} in every round"
+        rows.append((name.replace("_", " "), text))
     rows.append(("distance", fell_back(summary)))
     if malicious.get("unprotected"):
         who = ", ".join(map(str, malicious["clients"]))

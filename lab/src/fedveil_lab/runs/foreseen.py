@@ -43,13 +43,13 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
             said.append(f"{label}: {sentence(shape_of(setup, side), pull, possible)}")
     if not said:
         return []
-    assumed = " (assumed: give --reach if more is known of such data)"
+    assumed = " (assumed; --reach replaces it)"
     if reach is not None:
         assumed = ""
     figure = "a share of the mean's error"
     if classes:
         figure = "balanced accuracy"
-    first = f"expected before any data are used, if {figure} {possible:.2f} is possible without privacy{assumed}:"
+    first = f"Forecast before any data are used. Without privacy {figure} {possible:.2f} is possible{assumed}:"
     read = private_numbers(setup)
     rests = f"conditional: this rests on private numbers ({', '.join(read)})"
     return [first, *said, *[rests] * bool(read)]
@@ -68,13 +68,13 @@ def sentence(shape: Shape, pull: float, reach: float) -> str:
     """Write the forecast score of a setting, and the least `reach` with which it is better than chance."""
     found, least = foresee(shape, pull, reach), least_reach(shape, pull)
     if not found.useless:
-        return f"about {found.score:.2f}; better than chance if at least {least:.2f} is possible"
+        return f"about {found.score:.2f}; better than chance if a model without privacy reaches {least:.2f}"
     guess = "the mean"
     if shape.classes:
         guess = "the most frequent class"
     needed = "no task is clear enough"
     if least < 1:
-        needed = f"it takes a task where {least:.2f} is possible"
+        needed = f"it takes a task where a model without privacy reaches {least:.2f}"
     return f"no better than {guess} (about {found.score:.2f}, 95% from {found.low:.2f}); {needed}"
 
 

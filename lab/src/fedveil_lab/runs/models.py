@@ -278,9 +278,9 @@ def check_fit(
         if ids:
             silos = int(torch.bincount(torch.cat(ids)).max())
         if silos > side.silos_per_person:
-            accepted = "is less than the number of silos at which some person of these data is: raise it, or deal out "
+            accepted = "some person of these data has records at more silos: raise it, or give all records of a person "
             raise FieldError(
-                "privacy.silos_per_person", side.silos_per_person, accepted + "each person whole"
+                "privacy.silos_per_person", side.silos_per_person, accepted + "to one silo"
             )
     if "layer_scores" in method.client.needs:
         empty = [client.name for client in dealt.clients if not client.examples]

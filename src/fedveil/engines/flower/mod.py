@@ -378,8 +378,8 @@ def _require_proposals(
         if key in own:  # the node's own value has priority
             continue
         if policy is None:
-            accepted = "comes from the run's configuration, which whoever starts the run writes: set it in code or in "
-            accepted += "the node's configuration, or give the node a policy that says what it accepts (privacy.policy)"
+            accepted = "comes from the run's configuration, which the run's starter writes: set it in code or in "
+            accepted += "the node's configuration, or give the node a policy with the accepted values (privacy.policy)"
             raise FieldError(f"{PREFIX}{key}", value, accepted)
 
 

@@ -162,7 +162,7 @@ def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
     for name in map(_hypothesis, range(count)):
         record = content.get(name)
         if not isinstance(record, ArrayRecord):
-            raise FieldError(name, None, "is missing from the request")
+            raise FieldError(name, None, "the request lacks it")
         models.append(from_arrays(layout, record))
     return Broadcast(models=torch.stack(models), public=public)
 

@@ -1,4 +1,4 @@
-"""Data sets that only studies use: what they are and where their files are to be had. Loading them imports PyTorch."""
+"""Data sets that only studies use, and where their files come from. Loading one imports PyTorch."""
 
 from fedveil.data import SourceInfo
 from fedveil.data.sources import Later

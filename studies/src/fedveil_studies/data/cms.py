@@ -1,4 +1,4 @@
-"""What American hospitals charge: the CMS tables of the group-privacy paper, with hospitals as natural clients."""
+"""CMS tables of American hospitals' charges (group-privacy paper), with hospitals as natural clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,10 +53,10 @@ FOUR_APCS = ("0267", "0269", "0336", "0265")
 def load_cms_inpatient(
     *, services: Sequence[str] = FOUR_DRGS, target: str = "payments", unit: float = 10_000.0
 ) -> DataSet:
-    """Load inpatient charges: predict what a service costs from which one it is and where.
+    """Load inpatient charges: predict the cost of a service from its kind and its hospital's place.
 
-    One example a hospital and service; x is (index of the service, longitude, latitude), each scaled to [0, 1] by
-    public constants. With the four services of the paper 3,151 hospitals offer at least one, 2,964 at least three
+    There is one example per hospital and service; x is (index of the service, longitude, latitude), each scaled to [0,
+    1] by public constants. With the four services of the paper 3,151 hospitals offer at least one, 2,964 at least three
     (``min_size = 3``, the nearest to the paper's 2,947, for which it gives no rule) and 2,738 all.
 
     Parameters
@@ -66,12 +66,12 @@ def load_cms_inpatient(
     target : {"payments", "charges"}
         Average total payments, or average covered charges.
     unit : float
-        Dollars a unit of y, and so of the errors.
+        Dollars per unit of y, and so of the errors.
 
     Raises
     ------
     MissingDataError
-        If a file is absent.
+        If a file is missing.
     """
     return _load(INPATIENT, services, target, unit)
 
@@ -79,7 +79,7 @@ def load_cms_inpatient(
 def load_cms_outpatient(
     *, services: Sequence[str] = FOUR_APCS, target: str = "payments", unit: float = 1_000.0
 ) -> DataSet:
-    """Load outpatient charges, as :func:`load_cms_inpatient`.
+    """Load outpatient charges in the same form as :func:`load_cms_inpatient`.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def load_cms_outpatient(
     target : {"payments", "charges"}
         Average total payments, or average submitted charges.
     unit : float
-        Dollars a unit of y.
+        Dollars per unit of y.
     """
     return _load(OUTPATIENT, services, target, unit)
 
@@ -152,7 +152,7 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
 def _places(
     name: str, file: str, owners: Sequence[str]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Longitude and latitude of the hospitals in degrees, those of their ZIP codes as in the paper."""
+    """Return longitude and latitude of hospitals in degrees; as in the paper, those of their ZIP codes."""
     table = _read(name, file, _PLACES, ["provider_id", "zip_lon", "zip_lat"])
     places = table.set_index("provider_id").reindex(list(owners))
     unknown = places.index[places["zip_lon"].isna()]

@@ -35,22 +35,22 @@ CONTENT = "b54f96d76e4cb13061e1a37ddcd723caa718f6776376125288af705fa242ad65"
 def load_fed_heart(*, scale: str = "public") -> DataSet:
     """Load heart disease in four hospitals: 740 patients, 13 columns, ill or not.
 
-    FLamby keeps the rows that lack none of ten columns, and leaves out the three that most rows lack (slope, ca,
-    thal). Two columns of codes become indicators. The hospitals are the natural clients: Cleveland 303 patients,
-    Hungary 261, Switzerland 46, Long Beach (va) 130. A cholesterol of 0 means missing, and stays 0, as there.
+    FLamby keeps rows with values in ten columns, and drops three columns that are mostly empty (slope, ca, thal). Two
+    columns of codes become indicators. The hospitals are the natural clients: Cleveland 303 patients, Hungary 261,
+    Switzerland 46, Long Beach (va) 130. A cholesterol of 0 means missing, and stays 0, as there.
 
     Parameters
     ----------
     scale : {"public", "hospital"}
-        Numbers less a declared centre, over a declared spread; or every column by the mean and deviation of each
-        hospital's own training rows, as FLamby does. The second reads private numbers that no promise covers.
+        "public": subtract a declared centre, divide by a declared spread. "hospital": standardise by mean and deviation
+        of each hospital's training rows, as FLamby does. This reads private numbers that no promise covers.
 
     Raises
     ------
     MissingDataError
-        If the file is absent.
+        If the file is missing.
     FieldError
-        If it has other contents, by checksum: then it is another version of the set, and its figures another table's.
+        If the file's checksum differs: it is another version of the data set.
     """
     require_choice("data.scale", scale, ("public", "hospital"))
     [[file]] = FED_HEART.files

@@ -1,4 +1,4 @@
-"""The synthetic data of the group-privacy paper: users of two kinds, each with its own line."""
+"""Synthetic data of the group-privacy paper: users of two kinds, each kind with its own regression line."""
 
 import torch
 
@@ -12,21 +12,21 @@ OPTIMA = ((5.0, 6.0), (4.0, -4.5))  # theta* of each kind of users
 def load_mixture(
     *, users: int = 200, samples: int = 10, features: int = 2, noise: float = 1.0, seed: int = 0
 ) -> DataSet:
-    """Make y = x . theta_i + u, u uniform on [0, noise], where a user's kind i is drawn with equal chances.
+    """Make data y = x . theta_i + u with u uniform on [0, noise]; a user's kind i is drawn with equal chances.
 
-    Source: Galli et al. 2023, section 4 and appendix B.1. How x is distributed the paper does not say: standard normal
-    here. With more than two features the others have no influence.
+    Source: Galli et al. 2023, section 4 and appendix B.1. The paper does not give the distribution of x; here it is
+    standard normal. Features beyond the second have no influence.
 
     Parameters
     ----------
     users, samples : int
-        Natural clients, and examples of each.
+        Number of natural clients, and of examples per client.
     features : int
-        n, at least 2.
+        Number n of features, at least 2.
     noise : float
-        Range of u.
+        Upper end of u's range.
     seed : int
-        Of everything.
+        Seed of the whole data set.
     """
     require_count("data.users", users)
     require_count("data.samples", samples)

@@ -1,4 +1,4 @@
-"""Sets of small images that come as one npz file: BloodMNIST, MNIST with its writers, a part of CIFAR-10."""
+"""Image data sets that come as one npz file: BloodMNIST, MNIST with its writers, and a part of CIFAR-10."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ CONTENTS = {
 
 
 def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]) -> None:
-    """Refuse the file of a named set that lacks what it should hold."""
+    """Refuse the file of a named data set if an array is missing."""
     missing = [key for key in needed if key not in arrays]
     if missing:
         raise FieldError(
@@ -49,7 +49,7 @@ def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]
 
 
 def arrays_of(name: str, info: SourceInfo, needed: Sequence[str]) -> dict[str, Array]:
-    """What the one file of a named set holds; another version of it is refused."""
+    """Read the arrays of a named data set's file; another version of the file is refused."""
     file = info.files[0][0]
     arrays = read_npz(locate(name, file, info.official))
     require_known(name, file, info, arrays, needed)
@@ -59,7 +59,7 @@ def arrays_of(name: str, info: SourceInfo, needed: Sequence[str]) -> dict[str, A
 def require_known(
     name: str, file: str, info: SourceInfo, arrays: Mapping[str, Array], needed: Sequence[str]
 ) -> None:
-    """Refuse a file that lacks an array, or whose needed arrays have another checksum."""
+    """Refuse a file if an array is missing, or a needed array has another checksum."""
     require_arrays(name, arrays, needed)
     columns = {key: arrays[key] for key in needed}
     require_version(name, file, columns, CONTENTS[file], info.official)
@@ -71,14 +71,14 @@ def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
     Parameters
     ----------
     split : {"test", "val"}
-        Which other part of the set goes to the server: 3,421 or 1,712 images.
+        Part of the data set that the server holds beside the training part: 3,421 or 1,712 images.
     scale : {"unit", "standard"}
         Pixels in [0, 1], or (pixel - 0.5) / 0.5. Both are fixed and need no statistics.
 
     Raises
     ------
     MissingDataError
-        If the file is absent.
+        If the file is missing.
     """
     require_choice("data.split", split, ("test", "val"))
     [(name, rebuilt)] = BLOODMNIST.files
@@ -115,31 +115,31 @@ def load_mnist_by_writer(
     Parameters
     ----------
     rotated : float
-        Probability that a writer's images are turned by 90 degrees counter-clockwise: kinds of clients that want
-        models of their own, as in the group-privacy paper, which takes 0.5.
+        Probability that a writer's images are turned by 90 degrees counter-clockwise. It makes two kinds of clients
+        that need different models; the group-privacy paper uses 0.5.
     rotation_seed : int
-        Decides whose.
+        Seed that chooses the turned writers.
     scale : {"unit", "standard"}
         Pixels in [0, 1], or (pixel - 0.5) / 0.5.
     person : {"", "writer"}
         ``"writer"``: an image belongs to the person who wrote it.
     features : int
-        Principal components in the place of pixels, learned without labels on the digits of 30 of the test half's
-        writers; the test half is then half of its other writers. 0: pixels.
+        Number of principal components that replace pixels; 0: pixels. They are learned without labels on 30 writers of
+        the test half. The test half then has half of its other writers.
     measured : {"rest", "tuning", "public"}
-        With `features`, which half; or the public writers.
+        With `features`, writers of the test half: either half of the others, or the public ones.
     most : int
-        The first so many images of each writer; 0: all.
+        Number of images per writer, the first ones; 0: all.
     scattering : int
-        Scattering features in the place of pixels, so many, of length 1 (`fedveil_studies.data.scattering`). They are
-        computed once, in some minutes, and cached. 0: pixels.
+        Number of scattering features, of length 1, that replace pixels (`fedveil_studies.data.scattering`); 0: pixels.
+        They are computed once, in some minutes, and cached.
 
     Raises
     ------
     MissingDataError
-        If the file is absent.
+        If the file is missing.
     FieldError
-        If there are other images than MNIST's, or two kinds of features are asked for.
+        If the images are not MNIST's, or two kinds of features are asked for.
     """
     require_choice("data.person", person, ("", "writer"))
     if require_count("data.scattering", scattering, least=0) and (features or rotated):
@@ -182,7 +182,7 @@ def load_cifar10_subset(*, scale: str = "unit") -> DataSet:
     Raises
     ------
     MissingDataError
-        If the file is absent.
+        If the file is missing.
     """
     arrays = arrays_of("cifar10-subset", CIFAR10_SUBSET, [*PARTS, "class_names"])
     names = tuple(str(n) for n in arrays["class_names"])

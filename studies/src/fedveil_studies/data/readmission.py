@@ -55,25 +55,25 @@ NEEDED = ("patient_nbr", "age", *NUMBERS, *VISITS, *CODES, "diag_1", "readmitted
 
 
 def load_readmission(*, person: str = "", most: int = 0, part: str = "") -> DataSet:
-    """Load stays of diabetic patients: back within 30 days, or not.
+    """Load hospital stays of diabetic patients, to predict readmission within 30 days.
 
-    One example a stay; those that ended in death or a hospice are left out. No hospital is named in the set.
+    Each stay is one example; stays that ended in death or a hospice are left out. The data do not name hospitals.
 
     Parameters
     ----------
     person : {"", "patient"}
         ``"patient"``: a stay belongs to the patient, and all of one patient go to one client.
     most : int
-        Only the first so many stays of each patient; 0: all.
+        Number of stays per patient, the first ones; 0: all.
     part : {"", "tuning", "rest"}
-        All patients, a fifth of them on whom settings may be chosen, or the others.
+        All patients; a fifth of them, on whom settings may be chosen; or the other patients.
 
     Raises
     ------
     MissingDataError
-        If the file is absent.
+        If the file is missing.
     FieldError
-        If it cannot be read, or has other contents, by checksum.
+        If the file cannot be read, or its checksum differs.
     """
     require_choice("data.person", person, ("", "patient"))
     require_choice("data.part", part, ("", "tuning", "rest"))
@@ -113,13 +113,13 @@ def load_readmission(*, person: str = "", most: int = 0, part: str = "") -> Data
 
 
 def tuning_patients(patients: Any) -> Any:
-    """A fifth of the patients, the same for whoever asks."""
+    """Return a fixed fifth of the patients."""
     order = np.random.default_rng(0).permutation(np.sort(patients))
     return order[: len(order) // 5]
 
 
 def columns_of(table: Any) -> list[Any]:
-    """The inputs [N] of each kind, float32, from columns of text."""
+    """Convert text columns to the inputs [N] of each kind, float32."""
 
     def numbers(name: str) -> Any:
         return table[name].to_numpy(dtype=np.float32)

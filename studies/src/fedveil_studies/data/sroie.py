@@ -1,4 +1,4 @@
-"""Scanned receipts of SROIE 2019, forged by a seeded generator: find the pixels that were tampered with."""
+"""Scanned receipts of SROIE 2019 with seeded forgeries; the task is to find the forged pixels."""
 
 import json
 import re
@@ -30,7 +30,7 @@ _SHORT = 3  # letters and digits: a shorter word of an address would be found ev
 
 
 def boxes_of(quads: NDArray[Any], height: int, width: int, texts: Sequence[str] = ()) -> list[Box]:
-    """Upright rectangles around quadrilaterals [n, 8] of x1, y1, ..., y4, cut at the page's edge, in order."""
+    """Return upright rectangles around quadrilaterals [n, 8] (x1, y1, ..., y4), cut at the page's edge, in order."""
     corners = quads.reshape(-1, 4, 2)
     low = np.floor(corners.min(1)).astype(int).clip(0)
     high = np.ceil(corners.max(1)).astype(int)
@@ -68,22 +68,22 @@ def load_sroie(
     Parameters
     ----------
     tile : int
-        Height and width in pixels, 32 to 192. Receipts are up to 768 pixels high, lines of text about 13.
+        Height and width of a tile in pixels, 32 to 192. Receipts are up to 768 pixels high, and lines of text about 13.
     tiles : int
-        Of each receipt, at different words where it has enough.
+        Number of tiles per receipt, at different words if it has enough.
     kinds : sequence of str
-        Of forgery, some of "copy-move", "splice" (text of another receipt of the same half), "erase" and "retype".
+        Kinds of forgery, from "copy-move", "splice" (text of another receipt of the same half), "erase" and "retype".
     tamper_seed : int
-        Decides the tiles, the forgeries, and which receipts are the test half.
+        Seed of tiles, forgeries, and the test half.
     test_receipts : int
-        How many of the 200 those are; 0 for none.
+        Number of the 200 receipts in the test half; 0 for none.
     train_receipts : int
-        Take so many of the others, as a party alone would have; 0 takes all.
+        Number of training receipts, as of a single party; 0: all others.
 
     Raises
     ------
     MissingDataError
-        If the file is absent.
+        If the file is missing.
     """
     if not 32 <= require_count("data.tile", tile) <= 192:
         raise FieldError(
@@ -192,19 +192,19 @@ def _half(
 
 
 def _start(low: int, high: int, tile: int, length: int, rng: np.random.Generator) -> int:
-    """Where a tile begins so that it holds [low, high) and stays on the page."""
+    """Choose where a tile begins so that it covers [low, high) and stays on the page."""
     return int(rng.integers(max(0, high - tile), min(low, length - tile) + 1))
 
 
 def sensitive_boxes(boxes: Sequence[Box], keys: Mapping[str, str]) -> dict[str, list[Box]]:
-    """Text boxes by the kind of key text that stands in them.
+    """Group text boxes by the kind of key text that they contain.
 
     Parameters
     ----------
     boxes : sequence of Box
-        With their texts.
+        Text boxes with their texts.
     keys : mapping of str to str
-        The receipt's key texts, some of `SENSITIVE`.
+        Key texts of the receipt by kind, from `SENSITIVE`.
 
     Returns
     -------
@@ -219,7 +219,7 @@ def sensitive_boxes(boxes: Sequence[Box], keys: Mapping[str, str]) -> dict[str, 
 
 
 def region_bits(kinds: Mapping[str, Sequence[Box]], height: int, width: int) -> NDArray[np.uint8]:
-    """[H, W]: bit j of a pixel says that it lies in a box of `SENSITIVE`'s kind j."""
+    """Make a bit mask [H, W]: bit j of a pixel is set if it lies in a box of `SENSITIVE`'s kind j."""
     bits = np.zeros((height, width), dtype=np.uint8)
     for j, kind in enumerate(SENSITIVE):
         for box in kinds.get(kind, ()):

@@ -1,4 +1,4 @@
-"""Features of digits that were learned on other people's, and the first digits of each writer."""
+"""Features of digits learned on other writers, and the first digits of each writer."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ PUBLIC = 30  # of the test half's writers, whose digits are public
 
 
 def parts_of(writer: Tensor) -> dict[str, Tensor]:
-    """Which test images [N] are public, of the writers on whom settings are chosen, and of the rest."""
+    """Return masks [N] of the test images of public writers, of tuning writers, and of the rest."""
     names = torch.unique(writer)
     order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(0))]
     half = PUBLIC + (len(names) - PUBLIC) // 2
@@ -22,12 +22,12 @@ def parts_of(writer: Tensor) -> dict[str, Tensor]:
 
 
 def with_components(dataset: DataSet, writer: Tensor, count: int, measured: str) -> DataSet:
-    """Principal components of the public writers' digits, half whitened, of length 1; a test half of other writers.
+    """Replace images by principal components of public writers' digits, half whitened, of length 1.
 
     Raises
     ------
     FieldError
-        If there are not so many components.
+        If there are fewer components than `count`.
     """
     assert dataset.test_x is not None
     assert dataset.test_y is not None
@@ -52,7 +52,7 @@ def with_components(dataset: DataSet, writer: Tensor, count: int, measured: str)
 
 
 def first_images(dataset: DataSet, most: int) -> DataSet:
-    """The first so many images of each writer."""
+    """Keep the first `most` images of each writer."""
     assert dataset.owner is not None
     order = dataset.owner.argsort(stable=True)
     count = torch.bincount(dataset.owner)

@@ -21,16 +21,16 @@ for name in ("mean d", "first d", "rank", "rank of changes"):
 
 @study.probe("distances")
 class OnHeldOut(measures.Divergence):
-    """Disagreement on what the clients hold out, as digits have no test half."""
+    """Disagreement of models on clients' held-out examples, as digits have no test half."""
 
     @property
     def name(self) -> str:
-        """With what decides the examples."""
+        """Name with everything that determines the examples."""
         return super().name.replace("the test half", "what clients hold out")
 
     @cached_property
     def examples(self) -> Examples:
-        """Of all clients."""
+        """Held-out examples of all clients."""
         dealt = deal_out(self.full.data, self.full.seed)
         held = zip(*(held_out(c) for c in dealt.clients if c.test_x is not None), strict=True)
         x, y = map(torch.cat, held)
@@ -38,7 +38,7 @@ class OnHeldOut(measures.Divergence):
 
 
 def data_difference(outcome: Outcome) -> float:
-    """Total variation between class shares, mean over pairs of clients."""
+    """Total variation distance between clients' class shares, averaged over pairs of clients."""
     dealt = deal_out(outcome.cell.config.data, outcome.cell.config.seed)
     shares = []
     for client in dealt.clients:
@@ -56,7 +56,7 @@ def follows_the_data(outcomes: Sequence[Outcome], name: str) -> Value:
 
 @study.curve("over the data")
 def over_the_data(outcomes: Sequence[Outcome], name: str) -> Curve:
-    """Mean distance in multiples of the last run's, over the difference of the data."""
+    """Mean distance relative to the last run's, against the difference of the data."""
     means = [fmean(outcome.series(name)) for outcome in outcomes]
     differences = list(map(data_difference, outcomes))
     return Curve(differences, [mean / means[-1] for mean in means])

@@ -38,7 +38,7 @@ study.picture("4")(pictures.recovered)
 
 @study.adjust
 def drawn_anew(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> None:
-    """Each seed has its own forgeries and its own receipts to measure on."""
+    """Give each seed its own forgeries and its own test receipts."""
     values["data"]["tamper_seed"] = values["seed"]
 
 
@@ -58,7 +58,7 @@ def probed(outcomes: Sequence[Outcome], name: str) -> Value:
 
 @study.judge("above the other row")
 def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Setting by setting, a figure in the first of its rows above that in the second."""
+    """Test, by setting, whether a figure in the first row exceeds that in the second."""
     above, below = claim.rows
     decide, guess = partial(verdict_of, sign=1, margin=claim.margin), study.described.learned.guess
     for table, figure in claim.figures:
@@ -74,7 +74,7 @@ def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 
 @study.judge("grows with clients")
 def grows_with_clients(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Budget by budget, how much the first setting gains on the second with ten clients, less that with two."""
+    """Test, by budget, whether the first setting's gain on the second is larger with ten clients than with two."""
     [(table, figure)], decide = claim.figures, partial(verdict_of, sign=1, margin=claim.margin)
     for budget in claim.rows:
         places = product((f"{budget}, 10 clients", f"{budget}, 2 clients"), claim.settings)

@@ -51,14 +51,14 @@ class RegionInversion:
 
     @property
     def name(self) -> str:
-        """With what decides the figures."""
+        """Name with everything that determines the figures."""
         return (
             f"inversion of {self.images} tiles, secret where sensitive and not forged, by {self.attack}, forged pixels "
             f"and others' tiles known, glyphs {GLYPH}"
         )
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Means over the tiles; ``guess`` is the region's error of the mean of all others' tiles."""
+        """Return means over the tiles; ``guess`` is the error of guessing the mean of all other tiles."""
         chosen, others = self._chosen(seen)
         self.recovered = [self._inverted(seen, p, others, self.attack) for p in chosen]
         mean = others.to(torch.float64).mean(0, keepdim=True)
@@ -66,7 +66,7 @@ class RegionInversion:
         return {**figures_of(self.recovered), "guess": guessed["region_mse"]}
 
     def _chosen(self, seen: Seen) -> tuple[list[int], Tensor]:
-        """Whose tiles are attacked, and the tiles of all others."""
+        """Return the clients whose tiles are attacked, and the tiles of all others."""
         clients = seen.federation.clients
         if len(clients) < 3:
             raise FieldError(
@@ -124,7 +124,7 @@ class NoisedPixels:
         self.seed = full.seed
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Of the tiles that `RegionInversion` looks at."""
+        """Return the same figures for the tiles of `RegionInversion`."""
         clients, figures = seen.federation.clients, dict[str, float]()
         chosen = [clients[p] for p in tiles_of(clients)[: RegionInversion.images]]
         generator = torch.Generator().manual_seed(keyed_seed("noised pixels", self.seed))
@@ -141,7 +141,7 @@ class NoisedPixels:
 
 
 class CosineInversion(RegionInversion):
-    """The same by the other attack of the family, the direction of the update under total variation."""
+    """`RegionInversion` by the cosine attack: the direction of the update, with total variation."""
 
     attack: ClassVar[Inversion] = Cosine(steps=400)
 
@@ -169,11 +169,11 @@ class EveryInversion(RegionInversion):
 
     @property
     def name(self) -> str:
-        """With what decides the figures."""
+        """Name with everything that determines the figures."""
         return f"{super().name}; the best of {dict(self.attacks)}, as they are and set, in round {self.after}"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """The best of all answers (the least error, else the largest), ``guess``, and some figures of each answer."""
+        """Return the best figures of all answers, ``guess``, and some figures of each answer."""
         if seen.broadcast.public.round != self.after:
             return dict.fromkeys(self.figures, math.nan)
         chosen, others = self._chosen(seen)
@@ -203,7 +203,7 @@ class EveryInversion(RegionInversion):
 
 
 class TrainedInversion(EveryInversion):
-    """The same of a model that sixty rounds have trained."""
+    """`EveryInversion` on a model after sixty rounds of training."""
 
     after: ClassVar[int] = 60
 

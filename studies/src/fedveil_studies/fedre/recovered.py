@@ -1,4 +1,4 @@
-"""What an attack recovered of secret text: which tiles are looked at, errors, and how much of it can be read."""
+"""Measure what an attack recovered of secret text: errors, and how much of it is legible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +23,10 @@ ALIKE = 0.8  # correlation of two windows that show the same letter
 
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """One client's tile [1, 1, H, W], what is secret of it [1, H, W], and what the attack made of its release.
+    """One client's tile [1, 1, H, W], its secret pixels [1, H, W], and the attack's reconstruction.
 
-    Secret is what the client calls sensitive and wrote itself: forged pixels, which the attacker knows, are left out.
+    Secret pixels are sensitive ones that the client wrote itself; forged pixels, which the attacker knows, are left
+    out.
     """
 
     original: Tensor
@@ -34,7 +35,7 @@ class Recovered:
 
 
 def secret(client: ClientData) -> Tensor:
-    """What a client calls sensitive, bool [n, H, W], without the forged pixels, which are not its own nor hidden."""
+    """Return the client's sensitive pixels without forged ones, bool [n, H, W]."""
     assert client.masks is not None
     return client.masks & (client.y == 0)
 

@@ -43,15 +43,15 @@ class ServerWeights:
     )
 
     def __init__(self, full: Config) -> None:
-        """What the probe needs it finds in the round."""
+        """Take nothing from the configuration, as all is found in the round."""
 
     @property
     def name(self) -> str:
-        """What is measured."""
+        """Name of the measurement."""
         return "weights of PDA-PAM, their noise, those with one model of zeros or 100 times as large, time of scoring"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """The figures of a round."""
+        """Return the figures of a round."""
         scorer = seen.federation.server.scorer
         sent = [model_of(seen.received[p]) for p in sorted(seen.received)]
         models = torch.stack([model for model in sent if model is not None])
@@ -125,15 +125,15 @@ class FewImages:
     )
 
     def __init__(self, full: Config) -> None:
-        """What the probe needs it finds in the round."""
+        """Take nothing from the configuration, as all is found in the round."""
 
     @property
     def name(self) -> str:
-        """With what decides the figures."""
+        """Name with everything that determines the figures."""
         return f"budget shares from {FEW} images of {ALL} in {DRAWS} draws, {DIRECTIONS} directions; and as run"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """The figures of a round, of the first client that marks enough."""
+        """Return the figures of a round, for the first client with enough marked images."""
         wanted = max(*FEW, seen.federation.learner.scoring.images)
         for client in seen.federation.clients:
             if client.masks is None:

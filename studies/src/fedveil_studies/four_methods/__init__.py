@@ -53,7 +53,7 @@ def rebuilt(federation: Watched, move: Tensor) -> Tensor:
 
 
 def of_their_class(scores: Tensor, y: Tensor) -> Tensor:
-    """Scores [n] less the mean score of their class."""
+    """Subtract the mean score of its class from each score [n]."""
     classes = torch.arange(int(y.max()) + 1)
     members = (y == classes[:, None]).to(scores)
     return scores - (members @ scores / members.sum(1).clamp_min(1))[y]
@@ -67,7 +67,7 @@ def member_area(scores: Tensor, client: ClientData) -> float:
 
 @study.probe("watch")
 class AttackedRun(WholeRun):
-    """Plays both adversaries; see the module."""
+    """Probe that plays both adversaries; see the module."""
 
     name = "four-methods"
     figures: Collection[str] = ("noise power",)
@@ -155,7 +155,7 @@ class AttackedRun(WholeRun):
 
 @study.measure("attack")
 def attack(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """``attack participation``, ``attack membership`` (areas) or ``attack recognised`` (a share)."""
+    """Result of an attack: ``attack participation``, ``attack membership`` (AUC) or ``attack recognised`` (a share)."""
     return Value(float(outcomes[0].summary.values["concluded"][AttackedRun.name][figure]))
 
 

@@ -1,4 +1,4 @@
-"""Studies of papers: tables and figures from runs that are done once, and claims judged on the files alone."""
+"""Framework of studies: tables and figures from cached runs, and claims judged by the resulting files."""
 
 from fedveil_studies.frame.checking import find as find
 from fedveil_studies.frame.checking import names as names

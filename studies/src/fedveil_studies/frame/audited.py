@@ -1,4 +1,4 @@
-"""What audits hold, read back: how well attacks told independent runs apart, setting by setting."""
+"""Read audits back from files: how well attacks distinguished independent runs, by setting."""
 
 import json
 import math
@@ -20,20 +20,20 @@ Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True, eq=False)
 class Audited:
-    """One audit.
+    """Results of one audit, read from its file.
 
     Attributes
     ----------
     study : Study
-        Whose claims it is for.
+        Study whose claims the audit tests.
     title, command : str
-        On which data, in how many runs; and how to do it again.
+        Description of data and runs, and the command that repeats it.
     methods : dict of str to str
-        By setting.
+        Method of each setting.
     sigmas : dict of str to float
-        Average of the runs with the target, by setting; without noise there is none.
+        Average sigma of runs with the target, by setting; settings without noise are absent.
     accuracies : dict of str to tuple of float
-        Of each run with the target, by setting, in the order of their seeds.
+        Accuracy of each run with the target, by setting, in the order of seeds.
     scores : dict of (str, str) to pair of array
         By attack and setting: verdicts of runs with the target and without, in the order of their seeds.
     valid : frozenset of str
@@ -50,7 +50,7 @@ class Audited:
     valid: frozenset[str]
 
     def setting(self, method: str) -> str | None:
-        """The first setting with a method, or None."""
+        """Return the first setting with a method, or None."""
         return next((label for label, name in self.methods.items() if name == method), None)
 
     def tried(self, attack: str, *settings: str) -> bool:
@@ -58,11 +58,11 @@ class Audited:
         return all((attack, setting) in self.scores for setting in settings)
 
     def auc(self, attack: str, setting: str, tried: int = 1) -> Estimate:
-        """The area under the ROC curve, with a 95% bootstrap over runs; `tried` attacks share the 5% between them."""
+        """Area under the ROC curve with a bootstrap over runs; `tried` attacks share the 5% error."""
         return auc_interval(*self.scores[attack, setting], confidence=1 - 0.05 / tried)
 
     def difference(self, attack: str, first: str, second: str, tried: int = 1) -> Difference:
-        """AUC in one setting less that in another, bootstrapped over runs, which are paired by their seeds.
+        """AUC in the first setting minus that in the second, bootstrapped over runs paired by seed.
 
         `tried` attacks share the 5% between them. Near 1 the bootstrap is too narrow, and where no pair is out of order
         it has no width at all: the interval is widened to the one that follows from the intervals of both areas and
@@ -86,7 +86,7 @@ class Audited:
         return Difference(gap, low, high, n, f"+ {m} runs")
 
     def more_accurate(self, first: str, second: str) -> Difference:
-        """Accuracy in one setting less that in another, over runs with the target, paired by their seeds."""
+        """Accuracy in the first setting minus that in the second, over runs with the target, paired by seed."""
         pairs = zip(self.accuracies[first], self.accuracies[second], strict=True)
         return difference([a - b for a, b in pairs], "runs")
 
@@ -97,12 +97,12 @@ def _together(first: float, second: float, correlation: float) -> float:
 
 
 def read_audits(folder: Path, study: Study) -> list[Audited]:
-    """The files ``audit-*.json`` below a folder.
+    """Read the files ``audit-*.json`` in a folder and its subfolders.
 
     Raises
     ------
     FieldError
-        If one cannot be read.
+        If a file cannot be read.
     """
     audits = []
     for path in sorted(folder.rglob("audit-*.json")):

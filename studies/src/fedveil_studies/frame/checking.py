@@ -1,4 +1,4 @@
-"""Every study that there is, and what its files may name: mistakes are refused before anything runs."""
+"""Find all studies, and refuse mistakes in their files before anything runs."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ def check_study(study: Study) -> Study:
     Raises
     ------
     FieldError
-        Naming the place, and what exists.
+        If a name does not exist; the message gives the place and existing names.
     """
     for where, name, known in chain(_names(study), _claims(study), _published(study)):
         require_choice(f"{study.name}, {where}", name, known)
@@ -124,22 +124,22 @@ def _figures(content: TableOf) -> set[str]:
 
 
 def register(study: Study) -> Study:
-    """Make a study known to the command line of this process."""
+    """Add a study to the command line of this process."""
     return STUDIES.register(study.name)(check_study(study))
 
 
 def names() -> list[str]:
-    """Every study that there is."""
+    """List the names of all studies."""
     return sorted(STUDIES)
 
 
 def find(name: str) -> Study:
-    """A study by name.
+    """Return a study by its name.
 
     Raises
     ------
     FieldError
-        Naming those that exist.
+        If there is no such study; the message lists those that exist.
     """
     study = STUDIES.choose(name)
     if not isinstance(study, Study):

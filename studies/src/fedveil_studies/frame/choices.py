@@ -1,4 +1,4 @@
-"""What a user may choose of a study, and how keys are put into the configurations of its runs."""
+"""Choices of a user for a study, and how keys are set in the configurations of its runs."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -14,28 +14,28 @@ MOST_DRAWS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a user may choose.
+    """Choices of a user for a study: scale, seeds, rows, readings and machine.
 
     Parameters
     ----------
     scale : str
-        Of the study; default: its first.
+        Scale of the study. Default: its first.
     seeds : int
-        Repetitions: seeds `seed`, `seed` + 1, ...; data, first model, training and noise change.
+        Number of repetitions, with seeds `seed`, `seed` + 1, ...; data, first model, training and noise change.
     seed : int
-        The first.
+        First seed.
     more_seeds : tuple of int
-        Others beside them.
+        Further seeds.
     draws : int
-        Noise draws on one training, where a table looks at a single round.
+        Number of noise draws per training, for tables of a single round.
     rows : tuple of str
-        Rows of the tables; empty: all but the extra ones.
+        Rows of the tables; empty: all except extra ones.
     readings : tuple of str
         Other readings of the paper, in any order.
     workers : int
-        Clients trained side by side.
+        Number of clients that train in parallel.
     device : str
-        Where to train.
+        Device on which clients train.
     """
 
     scale: str = ""
@@ -49,7 +49,7 @@ class Choices:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        """Refuse what no study has."""
+        """Refuse choices that no study has."""
         require_count("--seeds", self.seeds)
         if require_count("--draws", self.draws) > MOST_DRAWS:
             raise FieldError(
@@ -59,7 +59,7 @@ class Choices:
 
 
 def put(values: dict[str, Any], changes: Mapping[str, Any], present: bool = False) -> None:
-    """Set dotted keys, in place; with `present`, only those that are there."""
+    """Set dotted keys in place; with `present`, only keys that exist."""
     for key, value in changes.items():
         *tables, last = key.split(".")
         inner: Any = values
@@ -76,5 +76,5 @@ def put(values: dict[str, Any], changes: Mapping[str, Any], present: bool = Fals
 
 @cache
 def loaded(preset: str) -> Config:
-    """What scenarios begin with."""
+    """Load the configuration with which scenarios begin."""
     return load(preset)

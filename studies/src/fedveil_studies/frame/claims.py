@@ -1,4 +1,4 @@
-"""A paper's claims, judged by stated rules on the figures of table files, and nothing else."""
+"""Judge a paper's claims by fixed rules on the figures in table files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ Judge = Callable[[ClaimOf, Any], Iterable[Row]]  # of Evidence, or of an Audited
 
 
 def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Claim:
-    """Test a claim on a group of runs, or on an audit."""
+    """Judge a claim on one group of runs, or on an audit."""
     study, on_audits = evidence.study, claim.expect in evidence.study.audits
     rule: Judge = {**JUDGES, **study.judges, **study.audits}[claim.expect]
     rows = tuple(_with_seeds(row, study.described.seeds_of(claim)) for row in rule(claim, evidence))
@@ -39,7 +39,7 @@ def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Claim:
 
 
 def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Claim, list[Claim]]:
-    """As judged on the group nearest to the paper that has the runs, and on the others that have some."""
+    """Judge a claim on the group nearest to the paper that has its runs; also return the other groups' judgements."""
     order = {title: i for i, title in enumerate(every[0].study.described.judged_on)}
     groups = sorted(every, key=lambda group: order.get(group.title, len(order)))
     judged = [judge(claim, group) for group in groups]
@@ -50,7 +50,7 @@ def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Claim, list[Clai
 
 
 def promised(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Whether runs of the first setting promise anything."""
+    """Test whether runs of the first setting promise anything."""
     runs = [run for run in evidence.runs if run.setting == claim.first and run.guarantee != "none"]
     if runs:
         none = sum(run.guarantee.startswith(HEURISTIC) for run in runs)
@@ -152,7 +152,7 @@ def compared(
 
 
 def untested(label: str, column: str = "") -> Row:
-    """A row without a finished pair of runs."""
+    """Make a row for a claim without a finished pair of runs."""
     return Row(label, CANNOT_TELL, "", column=column, why=UNTESTED, lacking=True)
 
 
@@ -174,7 +174,7 @@ def nothing_learned(accuracies: Sequence[Result | None], guess: float | None = N
 
 
 def levelled(label: str, by_seed: Mapping[int, float], level: float, decide: Decide) -> Row:
-    """A row that sets a figure by seed against a level; without a seed it is untested."""
+    """Make a row that compares a figure by seed with a level; without seeds it is untested."""
     if not by_seed:
         return untested(label)
     difference = against(by_seed, level)
@@ -182,14 +182,14 @@ def levelled(label: str, by_seed: Mapping[int, float], level: float, decide: Dec
 
 
 def means(result: Result | None) -> dict[int, float]:
-    """A figure by seed, over its draws; nothing where no run is finished."""
+    """Average a figure over its draws, by seed; empty if no run is finished."""
     if result is None:
         return {}
     return {seed: fmean(values.values()) for seed, values in result.by_seed.items()}
 
 
 def verdict_of(difference: Difference, sign: int, margin: float = 0.0) -> str:
-    """Of "it is above" (sign 1) or "below" (-1); differences within the margin are none."""
+    """Return the verdict on "it is above" (sign 1) or "below" (-1); differences within the margin count as none."""
     if difference.low > 0 or difference.high < 0:
         if difference.mean * sign > 0:
             return HOLDS
@@ -200,7 +200,7 @@ def verdict_of(difference: Difference, sign: int, margin: float = 0.0) -> str:
 
 
 def within(difference: Difference, margin: float) -> str:
-    """Of "they are alike": contradicted if they certainly differ by more."""
+    """Return the verdict on "they are alike": contradicted if the difference certainly exceeds the margin."""
     if -margin <= difference.low and difference.high <= margin:
         return HOLDS
     if difference.low > margin or difference.high < -margin:

@@ -1,4 +1,4 @@
-"""What may stand in a study's TOML file: settings, scenarios, rows, scales, readings, tables, figures and claims."""
+"""Tables of a study's TOML file: settings, scenarios, rows, scales, readings, tables, figures and claims."""
 
 import tomllib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class _Table(BaseModel):
 
 
 class ScenarioOf(_Table):
-    """``[scenarios]``: the configuration that runs begin with, a preset or a file; a plain text is its name."""
+    """``[scenarios]``: the configuration with which runs begin, a preset or a file; plain text is its name."""
 
     preset: str
     label: str = ""
@@ -34,8 +34,8 @@ class ScenarioOf(_Table):
 class SettingOf(_Table):
     """``[settings.NAME]``: a column of the comparison. `privacy` has the keys of ``[privacy]`` that it sets.
 
-    With `sigma_of` it is global DP whose sigma is the average one of that other setting's run. An `extra` setting
-    stands only in tables that name it.
+    With `sigma_of` it is global DP with the average sigma of another setting's run. An `extra` setting is only in
+    tables that name it.
     """
 
     label: str
@@ -54,7 +54,7 @@ class RowOf(_Table):
 
 
 class ScaleOf(_Table):
-    """``[scales.NAME]``: how large the experiments are.
+    """``[scales.NAME]``: size of the experiments.
 
     `present` sets only keys that a configuration has; `without` names changes that are not made at this scale.
     """
@@ -79,7 +79,7 @@ class ReadingOf(_Table):
 
 
 class MeasureOf(_Table):
-    """How a figure is measured: the name of a measure, what it is of, and further keys that it takes; or its name."""
+    """How a figure is measured: the name of a measure, what it is of, and further arguments; or just its name."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     measure: str
@@ -93,7 +93,7 @@ class MeasureOf(_Table):
         return values
 
     def given(self, of: str) -> dict[str, Any]:
-        """What the measure takes, with the part's `of` where a text names it."""
+        """Return the measure's arguments, with `of` inserted where a text names it."""
         every = {"of": self.of, **(self.model_extra or {})}
         return {k: v.format(of=of) if isinstance(v, str) else v for k, v in every.items()}
 
@@ -104,7 +104,7 @@ class Part(_Table):
     Attributes
     ----------
     scenarios, settings, rows : tuple of str
-        By name; no settings or rows are all that are not extra.
+        Names; empty settings or rows mean all that are not extra.
     of : tuple of str
         A further axis, for measures and labels that name it ``{of}``.
     figures : mapping
@@ -112,9 +112,9 @@ class Part(_Table):
     cells : tuple of str
         Changes of the configuration by name (`Study.change`, or ``[changes]``), one for each run that a measure needs.
     set : mapping
-        Dotted keys.
+        Dotted keys to set in the configuration.
     probe : str
-        Measures more after each round.
+        Name of a probe that measures more after each round.
     draws : bool
         Whether the noise is drawn several times on one training.
     label, panel, line : str
@@ -136,9 +136,9 @@ class Part(_Table):
 
 
 class TableOf(_Table):
-    """``[tables.N]``: what one `Part` says, or several in `parts`, which share the keys beside them.
+    """``[tables.N]``: the lines of one `Part`, or of several in `parts`, which share the other keys.
 
-    With ``like = "M"`` it has what that table has, but for its own keys.
+    With ``like = "M"`` it is a copy of table M, except for its own keys.
     """
 
     title: str
@@ -163,7 +163,7 @@ class TableOf(_Table):
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The rows that it is about; empty where it is about all."""
+        """Rows of the table; empty means all rows."""
         every = [part.rows for part in self.parts]
         if all(every):
             return tuple(dict.fromkeys(row for rows in every for row in rows))
@@ -171,9 +171,9 @@ class TableOf(_Table):
 
 
 class FigureOf(TableOf):
-    """``[figures.N]``: as a table, with curves for measures; `level`: table and figure whose printed values show.
+    """``[figures.N]``: like a table, with curves as measures; `level` names a table's figure whose printed values are drawn.
 
-    With `heat` it is a map: a square for each x of a curve, in the row of the line's name.
+    With `heat` it is a heat map: each line is a row with a square per x of its curve.
     """
 
     x: str
@@ -184,23 +184,23 @@ class FigureOf(TableOf):
 
 
 class NoteOf(_Table):
-    """``[[notes]]``: what has to be said beside tables and figures; with none named, beside all."""
+    """``[[notes]]``: note below tables and figures; without names it is below all."""
 
     text: str
     beside: tuple[str, ...] = ()
 
 
 class LearnedOf(_Table):
-    """``[learned]``: which figure says whether anything was learned; where nothing was, claims are not judged.
+    """``[learned]``: the figure that shows whether anything was learned; if not, claims are not judged.
 
     Attributes
     ----------
     figures : mapping
-        Table to table and figure; default: its own accuracy.
+        Table and figure to look at, by table. Default: the table's own accuracy.
     guess : float
-        What that figure is where nothing was learned, if it is no accuracy (default: the share of the largest class).
+        Value of the figure if nothing was learned. Default: for an accuracy, the share of the largest class.
     first : bool
-        Whether the first setting itself has to have learned, but for claims about that figure.
+        Whether the first setting itself must have learned, except for claims about that figure.
     """
 
     figures: Mapping[str, tuple[str, str]] = {}
@@ -209,29 +209,29 @@ class LearnedOf(_Table):
 
 
 class ClaimOf(_Table):
-    """``[[claims]]``: what the paper says, and how it is judged.
+    """``[[claims]]``: a claim of the paper, and how it is judged.
 
     Attributes
     ----------
     name, says, note : str
-        For the page, the place where the paper says it, and what has to be said beside the verdict.
+        Name on the page, place in the paper, and a note on the verdict.
     answers : tuple of str
-        Which of ``[statements]`` it judges.
+        Names of ``[statements]`` that it judges.
     figures : tuple of pairs
-        Tables and figures.
+        Pairs of table and figure.
     of : tuple
-        The first setting, and the second one or a level in its place; with a level, an empty first is any.
+        First setting, and second setting or a level; with a level, an empty first means any setting.
     expect : str
         "above", "below" or "alike": how the first lies to the second; "guarantee": whether its runs promise anything;
         or the name of a judge (`Study.judge`, `Study.audit`).
     margin : float
-        What counts as no difference; for "alike" and levels, how far is alike.
+        Largest difference that counts as none; for "alike" and levels, as alike.
     rows : tuple of str
-        Labels that it is about (default: all); under a reading about a row, of that row, too.
+        Labels of its rows. Default: all. Under a reading of one row, also of that row.
     paper : str or False
-        The paper's figure, where no printed difference says it; False: the paper does not claim it, we ask.
+        The paper's figure if no printed difference gives it. False: the paper does not claim it.
     pooled : bool
-        Whether rows ask for the same direction, so that their mean says something.
+        Whether all rows expect the same direction, so that their mean is meaningful.
     """
 
     name: str
@@ -248,22 +248,22 @@ class ClaimOf(_Table):
 
     @property
     def settings(self) -> list[str]:
-        """One or two of them."""
+        """The claim's one or two settings."""
         return [one for one in self.of if isinstance(one, str)]
 
     @property
     def first(self) -> str:
-        """The first setting, or an empty text."""
+        """First setting, or ""."""
         return next(iter(self.settings), "")
 
     @property
     def level(self) -> float | None:
-        """In the place of the second setting."""
+        """Level that replaces the second setting, or None."""
         return next((one for one in self.of if not isinstance(one, str)), None)
 
 
 class Described(_Table):
-    """A whole study.toml."""
+    """Content of a study.toml."""
 
     title: str
     source: str
@@ -304,21 +304,21 @@ class Described(_Table):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Names of the settings that stand in every table."""
+        """Names of the settings in every table."""
         return tuple(name for name, setting in self.settings.items() if not setting.extra)
 
     def seeds_of(self, claim: ClaimOf) -> int:
-        """That a row needs."""
+        """Number of seeds that a row of the claim needs."""
         return max((self.tables[table].seeds for table, _ in claim.figures), default=LEAST)
 
     @classmethod
     def read(cls, text: str, name: str) -> "Described":
-        """Parse and check.
+        """Parse and check the text of a study.toml.
 
         Raises
         ------
         FieldError
-            Naming the first key that does not fit.
+            If a key does not fit; the message names the first one.
         """
         try:
             return cls.model_validate(toml_of(text))

@@ -1,4 +1,4 @@
-"""What the files of a study hold, read back: figures by seed, rounds of runs, and differences under the same seeds."""
+"""Read a study's files back: figures by seed, rounds of runs, and differences between settings at equal seeds."""
 
 import json
 import re
@@ -26,13 +26,13 @@ class RunSeries:
     Attributes
     ----------
     scenario, row, setting : str
-        By name; a changed scenario (``cia-fedavg-out``) has its change in the row.
+        Names; a changed scenario (``cia-fedavg-out``) has its change in the row.
     seed : int
-        Of the run.
+        Seed of the run.
     folder : str
-        Its name, under which tables name it.
+        Name of the run's folder, which tables use.
     guarantee : str
-        Its promise in words.
+        Promise of the run in words.
     rounds : dict of str to list of float
         Figures of every round.
     """
@@ -53,15 +53,15 @@ class Evidence:
     Attributes
     ----------
     study : Study
-        Which.
+        The study.
     scale : str
-        Of it.
+        Scale of the study.
     readings : tuple of str
         Other readings of the paper.
     results : dict of Place to Result
-        What was measured; a figure without a finished run has no values.
+        Measured figures; without a finished run a figure has no values.
     runs : tuple of RunSeries
-        Round by round.
+        Runs with their figures round by round.
     """
 
     study: Study
@@ -72,11 +72,11 @@ class Evidence:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Readable title of the scale and readings."""
         return ", ".join([self.scale, *self.readings])
 
     def command(self, tables: Iterable[str], seeds: int) -> str:
-        """What makes these tables."""
+        """Return the command that makes these tables."""
         parts = [f"fedveil reproduce {self.study.name}", *(f"--table {table}" for table in tables)]
         readings = (f"--reading {name}" for name in self.readings)
         return " ".join([*parts, f"--scale {self.scale}", *readings, f"--seeds {seeds}"])
@@ -90,7 +90,7 @@ class Evidence:
         return asked
 
     def at(self, table: str, row: str, setting: str, figure: str) -> Result | None:
-        """A figure of which a run is finished, or None."""
+        """Return a figure if one of its runs is finished, else None."""
         result = self.results.get((table, row, setting, figure))
         if result is None or not result.values:
             return None
@@ -99,20 +99,20 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting less another under the same seeds, or under the same draws of the noise.
+    """Difference of two settings, paired by seed or by noise draw.
 
     Attributes
     ----------
     mean, low, high : float
-        With Student's 95% interval; infinite for a single pair.
+        Mean and Student's 95% interval; infinite for a single pair.
     count : int
-        Pairs.
+        Number of pairs.
     over : str
-        What they are.
+        What the pairs are: seeds or draws.
     values : tuple of float
-        Of each pair.
+        Difference of each pair.
     seeds : tuple of int
-        Of each pair, where pairs are seeds.
+        Seed of each pair, if pairs are seeds.
     """
 
     mean: float
@@ -168,7 +168,7 @@ def differ(first: Result, second: Result) -> Difference | None:
 
 
 def against(by_seed: Mapping[int, float], level: float) -> Difference:
-    """Values by seed less a fixed level."""
+    """Difference of values by seed from a fixed level."""
     seeds, over = sorted(by_seed), ONE_RUN
     if len(seeds) > 1:
         over = SEEDS
@@ -176,7 +176,7 @@ def against(by_seed: Mapping[int, float], level: float) -> Difference:
 
 
 def difference(values: Sequence[float], over: str, seeds: Sequence[int] = ()) -> Difference:
-    """Of paired values, and their seeds."""
+    """Make a `Difference` from paired differences and their seeds."""
     low, high = float("-inf"), float("inf")
     if len(values) > 1:
         low, high = interval_of(values)
@@ -184,7 +184,7 @@ def difference(values: Sequence[float], over: str, seeds: Sequence[int] = ()) ->
 
 
 def mean_of(differences: Sequence[Difference]) -> Difference | None:
-    """Their mean seed by seed, over the seeds that all of them have; None without two of these."""
+    """Average several differences seed by seed, over their common seeds; None if there are fewer than two."""
     by_seed = [dict(zip(one.seeds, one.values, strict=True)) for one in differences]
     if not by_seed:
         return None

@@ -1,7 +1,7 @@
-"""What a reproduction writes: tables, figures, a line a run, and what became of the paper's claims.
+"""Write a reproduction's files: tables, figures, a line per run, and verdicts on the paper's claims.
 
-Every scale and reading has a folder of its own, ``<scale>[-<reading>...]``; ``claims.md`` beside these folders judges
-all of them. Tables and figures hold everything that is finished: what is asked for now, and what was written before.
+Every scale and reading has its own folder, ``<scale>[-<reading>...]``; ``claims.md`` beside these folders judges all of
+them. Tables and figures hold everything that is finished, also what was written before.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ TABLES, CELLS, CLAIMS = "tables.md", "cells.json", "claims.md"
 
 
 def refuse_another(folder: Path, study: str) -> None:
-    """Refuse a folder with tables of another study: those of the same number would be replaced.
+    """Refuse a folder with tables of another study, since tables with equal numbers would be replaced.
 
     Raises
     ------
     FieldError
-        Naming that study.
+        If there are such tables; the message names the other study.
     """
     for path in sorted(folder.glob("*/table-*.json")):
         with reading("table", path):
@@ -47,16 +47,16 @@ def refuse_another(folder: Path, study: str) -> None:
 
 
 class Pages:
-    """The files of a reproduction below a folder.
+    """Files of a reproduction in a folder.
 
     Parameters
     ----------
     folder : Path
-        Of the study's pages.
+        Folder of the study's pages.
     asked : Reproduction
-        What is asked for now.
+        Requested tables and figures.
     store : Store
-        Says what is finished.
+        Store that knows the finished runs.
     """
 
     def __init__(self, folder: Path, asked: Reproduction, store: Store) -> None:
@@ -64,12 +64,12 @@ class Pages:
         self.folder = folder / "-".join([asked.choices.scale, *asked.choices.readings])
 
     def table(self, table: str) -> Path:
-        """Write ``table-<number>.json``; returns the path.
+        """Write ``table-<number>.json`` and return its path.
 
         Raises
         ------
         FieldError
-            If there is one that cannot be read.
+            If an existing file cannot be read.
         """
         path = self.folder / f"table-{table}.json"
         if path.is_file():
@@ -90,7 +90,7 @@ class Pages:
 
     @own_style()
     def figure(self, figure: str) -> Path | None:
-        """Draw ``figure-<number>.png``; returns the path, or None where nothing is finished."""
+        """Draw ``figure-<number>.png`` and return its path, or None if nothing is finished."""
         study = self._whole()
         picture = study.study.pictures.get(figure)
         if picture is None:
@@ -105,7 +105,7 @@ class Pages:
         return path
 
     def together(self) -> list[Path]:
-        """Write ``tables.md``, ``cells.json`` and, where the study has claims, ``claims.md``; returns the paths."""
+        """Write ``tables.md``, ``cells.json`` and, for a study with claims, ``claims.md``; return their paths."""
         study = self._whole()
         finished = self._finished(study, Selection(tuple(study.tables), tuple(study.figures)))
         outcomes = sorted(finished.values(), key=lambda o: o.cell.folder)
@@ -182,12 +182,12 @@ class Pages:
 
 
 def tables_page(folder: Path, study: Study) -> str:
-    """All tables of a folder in Markdown, from their files alone.
+    """Make a Markdown page of all tables in a folder, from their files only.
 
     Raises
     ------
     FieldError
-        If one cannot be read.
+        If a file cannot be read.
     """
     notes: dict[str, None] = {}
     lines, title = [], ""
@@ -214,7 +214,7 @@ def _printed(study: Study, table: str, result: Result) -> Result:
 
 
 def dumps(values: Mapping[str, Any]) -> str:
-    """JSON with a line for each key, and for each entry of a list of objects."""
+    """Write JSON with one line per key, and one per entry of a list of objects."""
     parts = []
     for key, value in values.items():
         shown = json.dumps(value)

@@ -1,4 +1,4 @@
-"""What a group of runs says of a claim: rows, their mean, and one of four verdicts."""
+"""Result of a claim on a group of runs: rows, their mean, and one of four verdicts."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -44,29 +44,29 @@ class Row:
     Attributes
     ----------
     label : str
-        Its name, beside its column.
+        Name of the row, beside its column.
     verdict : str
-        One of the four.
+        One of the four verdicts.
     text : str
-        The figure for people.
+        The figure as text.
     difference : Difference or None
-        That was judged.
+        Difference that was judged.
     decide : callable or None
-        ``difference -> verdict``; without one the verdict is final.
+        Function ``difference -> verdict``; without it the verdict is final.
     column : str
-        The study's row that it is about, or an empty text.
+        Row of the study to which it belongs, or "".
     why : str
-        Why nothing can be told, where it cannot: `UNTESTED`, `UNLEARNED`, or how many seeds there are.
+        Reason if there is no decision: `UNTESTED`, `UNLEARNED`, or the number of seeds.
     lacking : bool
-        Whether that is for want of runs.
+        Whether runs are missing for a decision.
     level : float or None
-        What the figure is set against, where that is no other setting.
+        Level with which the figure is compared, if not with another setting.
     tests : int
-        Of how many comparisons it is the most telling one.
+        Number of comparisons from which this one was selected.
     printed : float or None
-        The paper's difference.
+        Difference that the paper printed.
     noise, distance : float or None
-        How many times the second setting's noise the first one has, and its d.
+        Noise of the first setting relative to the second, and its distance d.
     """
 
     label: str
@@ -84,7 +84,7 @@ class Row:
     distance: float | None = None
 
     def contradicts(self, rows: int) -> bool:
-        """Whether it speaks against the claim as one of several tests that share the 5%, too."""
+        """Whether the row contradicts the claim even as one of several tests that share the 5%."""
         if self.verdict != CONTRADICTED or self.difference is None or self.decide is None:
             return self.verdict == CONTRADICTED
         return self.decide(self.difference.shared(rows * self.tests)) == CONTRADICTED
@@ -92,18 +92,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, and what one group of runs or one audit says of it.
+    """A claim, and its test on one group of runs or one audit.
 
     Attributes
     ----------
     of : ClaimOf
-        What the paper says, and how it is judged.
+        The paper's claim, and how it is judged.
     title : str
-        Of the group.
+        Title of the group.
     rows : tuple of Row
         Tests.
     pooled : bool
-        Whether all rows ask for the same direction, so that their mean decides.
+        Whether all rows expect the same direction, so that their mean decides.
     """
 
     of: ClaimOf
@@ -113,22 +113,22 @@ class Claim:
 
     @property
     def tested(self) -> list[Row]:
-        """The rows of which something can be told or could with more seeds: those that learned and have enough runs."""
+        """Rows that learned something and have enough runs, or would with more seeds."""
         return [row for row in self.rows if not row.why]
 
     @property
     def with_runs(self) -> int:
-        """How many rows have any run."""
+        """Number of rows with at least one run."""
         return sum(row.why != UNTESTED for row in self.rows)
 
     @property
     def enough(self) -> bool:
-        """Whether at least half of the rows have the runs that they need, whatever was learned in them."""
+        """Whether at least half of the rows have enough runs, whether or not anything was learned."""
         return 2 * sum(not row.lacking for row in self.rows) >= len(self.rows) > 0
 
     @property
     def interval(self) -> Difference | None:
-        """Mean over all tested rows, seed by seed; of a single one, its own."""
+        """Mean difference over all tested rows, seed by seed; with a single row, its own."""
         differences = [row.difference for row in self.tested if row.difference is not None]
         if not self.pooled or not differences or len(differences) < len(self.tested):
             return None
@@ -138,7 +138,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """The mean over the rows decides, unless one row contradicts; where a mean says nothing, all rows together."""
+        """Verdict by the mean over rows, unless a row contradicts; if the mean is undecided, by all rows together."""
         tested = self.tested
         if not tested or 2 * len(tested) < len(self.rows):
             return CANNOT_TELL
@@ -154,7 +154,7 @@ class Claim:
 
     @property
     def text(self) -> str:
-        """The mean for people, or the one row that says something."""
+        """Mean difference as text, or the text of the only decided row."""
         if self.interval is not None:
             level = self.tested[0].level
             if level is None:
@@ -167,13 +167,13 @@ class Claim:
 
     @property
     def counts(self) -> str:
-        """How many rows say what."""
+        """Numbers of rows by verdict, as text."""
         counted = Counter(row.verdict for row in self.tested)
         return ", ".join(f"{counted[v]} {v}" for v in VERDICTS if counted[v])
 
     @property
     def why(self) -> str:
-        """The causes: how much noise the first setting has beside the second, and why rows say nothing."""
+        """Reasons as text: relative noise of the first setting, and why rows are undecided."""
         causes = []
         times = sorted(row.noise for row in self.tested if row.noise is not None)
         if times:

@@ -1,4 +1,4 @@
-"""What is planned, measured on cells repetition by repetition, and set beside what a paper printed."""
+"""Planned figures, their measurement on finished cells, and the paper's printed figures."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +24,15 @@ class PlannedFigure:
     Attributes
     ----------
     row, setting, figure : str
-        Where it stands; of a line, `row` is its label.
+        Place of the figure; for a line of a plot, `row` is its label.
     runs : Runs
-        Those behind it.
+        Runs from which it is measured.
     measure : callable
         ``outcomes of a repetition -> Value``, of a line ``-> Curve``.
     published : Published or None
-        What was printed there.
+        Figure that the paper printed.
     panel : str
-        Of a plot.
+        Panel of a plot.
     """
 
     row: str
@@ -45,7 +45,7 @@ class PlannedFigure:
 
     @property
     def cells(self) -> list[Cell]:
-        """Of all repetitions."""
+        """Cells of all repetitions."""
         return [cell for cells in self.runs.values() for cell in cells]
 
     def done(self, finished: Mapping[str, Outcome]) -> dict[tuple[int, int], list[Outcome]]:
@@ -58,7 +58,7 @@ class PlannedFigure:
 
 
 def measured(one: PlannedFigure, finished: Mapping[str, Outcome]) -> Result:
-    """Measure a figure on the cells that are finished, by key."""
+    """Measure a figure on its finished cells, given by key."""
     whole = one.done(finished)
     finite: dict[tuple[int, int], Value] = {}
     firsts, folders, numerics, guarantee = list[Summary](), list[str](), set[str](), ""
@@ -136,20 +136,20 @@ def _summed_up(
 
 
 class WholeRun:
-    """Base of a `fedveil_lab.runs.runner.Judge` that concludes of one run after another; it keeps a model at most."""
+    """Base class of probes that judge single runs; it keeps at most one model."""
 
     def __init__(self, _config: Config | None = None) -> None:
         """Everything is taken from the run."""
 
     def load(self, setup: Setup) -> int:
-        """As much as a model."""
+        """Return the number of vectors that the probe keeps: one model."""
         return 1
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """Of each run what `concluded` says."""
+        """Return the result of `concluded` for each run."""
         return [judge.concluded() for judge in judges]
 
     def concluded(self) -> dict[str, Any]:
-        """Nothing, where the figures stand in the rounds."""
+        """Return the conclusions on a run; empty here, as figures are in the rounds."""
         return {}

@@ -1,4 +1,4 @@
-"""The last models of a finished cell, measured once more."""
+"""Measure the last models of a finished cell once more."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from fedveil_lab.runs.deal import deal_out, split_clients
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """What a model is measured on: examples, their classes, and how many classes there are."""
+    """Examples with their classes and the number of classes, on which a model is measured."""
 
     x: Tensor
     y: Tensor
@@ -30,17 +30,17 @@ class Examples:
 
 
 def test_half(config: Config) -> Examples:
-    """What is left of the set's test half when the server has taken its share: data and seed decide it."""
+    """Return the part of the test half that the server did not take; it depends on data and seed."""
     return _test_half(config.data.model_dump_json(), config.seed)
 
 
 def held_out(data: ClientData | DataSet) -> tuple[Tensor, Tensor]:
-    """What a client holds out, or the test half of a set: inputs and labels.
+    """Return inputs and labels of a client's held-out examples, or of a data set's test half.
 
     Raises
     ------
     FieldError
-        If there is none.
+        If there are no such examples.
     """
     if data.test_x is None or data.test_y is None:
         raise FieldError(
@@ -79,17 +79,17 @@ class Validated:
     Attributes
     ----------
     dataset : DataSet
-        Theirs.
+        Data set of the clients.
     clients : sequence of ClientData
-        They never trained.
+        Validation clients, which never trained.
     models : Tensor
-        [k, d].
+        Last models [k, d].
     losses : Tensor
-        [clients, k], of each model on each client.
+        Loss of each model on each client, [clients, k].
     chosen : sequence of int
-        One a client.
+        Chosen model of each client.
     outputs : sequence of Tensor
-        Of the chosen model on each client's examples.
+        Outputs of the chosen model on each client's examples.
     """
 
     dataset: DataSet

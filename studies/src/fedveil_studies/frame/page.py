@@ -41,7 +41,7 @@ HEADER = (
 
 
 def claims_page(folder: Path, study: Study) -> str:
-    """The page in Markdown, from ``table-*.json``, ``cells.json`` and ``audit-*.json`` below a folder alone.
+    """Make the page in Markdown from ``table-*.json``, ``cells.json`` and ``audit-*.json`` in a folder.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def _claim_row(claim: Claim, others: Sequence[Claim]) -> list[str]:
 
 
 def _printed(claim: Claim) -> str:
-    """The mean of the paper's differences."""
+    """Mean of the paper's printed differences, as text."""
     printed = [row.printed for row in claim.rows if row.printed is not None]
     if not printed:
         return NOTHING

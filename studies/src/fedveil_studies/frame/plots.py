@@ -1,4 +1,4 @@
-"""Panels of lines, each with its range over the seeds."""
+"""Draw plots: panels of lines, each with its range over seeds."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ SMALL = 8  # points: letters of the legends below single panels
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one line, and the area under it where it is a ROC curve."""
+    """Points of one line, and the area under it if it is a ROC curve."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -33,16 +33,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a figure: a curve a seed, drawn as their mean and range over the same x.
+    """One line of a plot: one curve per seed, drawn as mean and range over the same x.
 
     Attributes
     ----------
     panel, label : str
-        Where it is drawn, and its name.
+        Panel and name of the line.
     curves : sequence of Curve
-        Of the finished runs.
+        Curves of the finished runs.
     printed : float or None
-        A level that a paper printed for it.
+        Level that the paper printed for it.
     """
 
     panel: str
@@ -58,7 +58,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure: its lines, panel by panel, and its words; a `heat` map has a row of squares for each line's name."""
+    """A figure with its lines by panel, and its texts; a `heat` map has a row of squares for each line."""
 
     title: str
     x: str
@@ -80,12 +80,12 @@ class Plot:
 
 
 def draw_plot(plot: Plot) -> "Figure | None":
-    """Draw what is finished; lines without a curve are named in their panel.
+    """Draw a plot's finished lines; lines without a curve are named in their panel.
 
     Returns
     -------
     Figure or None
-        None where no line has one: there is nothing to draw.
+        None if no line has a curve.
     """
     finished = [line for line in plot.lines if line.finished]
     if not finished:
@@ -114,7 +114,7 @@ def draw_plot(plot: Plot) -> "Figure | None":
 
 
 def draw_heat(plot: Plot) -> "Figure":
-    """Squares with the mean over the seeds; every panel has the same colours, and an empty square is not finished."""
+    """Draw a heat map of means over seeds; all panels share the colours, and empty squares are unfinished."""
     panels, labels = list(plot.panels), plot.labels
     values: dict[tuple[str, str, float], list[float]] = {}
     for line in plot.lines:

@@ -1,4 +1,4 @@
-"""A study with a user's choices: the runs behind its tables and figures."""
+"""Runs behind a study's tables and figures, for a user's choices."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,21 +22,21 @@ from fedveil_studies.frame.study import Study
 
 
 class Reproduction:
-    """The runs, tables and figures of a study at one scale, under some readings.
+    """Runs, tables and figures of a study at one scale, with some readings of the paper.
 
     Parameters
     ----------
     study : Study
-        The paper.
+        The study of the paper.
     choices : Choices, optional
-        What the user chose.
+        Scale, seeds, rows and readings that the user chose.
 
     Attributes
     ----------
     tables, figures : dict of str to str
-        Titles by number: those that the chosen rows stand in.
+        Titles by number of the tables and figures with chosen rows.
     rows, seeds : tuple
-        In order.
+        Chosen rows and seeds, in order.
 
     Raises
     ------
@@ -71,17 +71,17 @@ class Reproduction:
 
     @property
     def scale(self) -> ScaleOf:
-        """The chosen one."""
+        """Description of the chosen scale."""
         return self.study.described.scales[self.choices.scale]
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """What decides its figures, for the files that hold them."""
+        """Everything that determines its figures, for the files that hold them."""
         made = {"scale": self.choices.scale, "seeds": list(self.seeds), "draws": self.choices.draws}
         return {**made, "readings": list(self.choices.readings)}
 
     def with_stored(self, values: Mapping[str, Any]) -> "Reproduction":
-        """The same, and what a table file that was once written holds beyond it: its rows, seeds and draws."""
+        """Add the rows, seeds and draws of a table file that was written before."""
         labels = {str(row["row"]).partition(",")[0] for row in values["rows"]}
         known = [name for name, row in self.study.described.rows.items() if row.label in labels]
         draws = max(self.choices.draws, int(values.get("draws", 1)))
@@ -103,22 +103,22 @@ class Reproduction:
         keys: Mapping[str, Any] | None = None,
         probe: str = "",
     ) -> Cell:
-        """One run.
+        """Make the cell of one run.
 
         Parameters
         ----------
         scenario, row, setting : str
-            By name.
+            Names of scenario, row and setting.
         seed : int
-            Of data, first model, training and noise.
+            Seed of data, first model, training and noise.
         draw : int
-            Above 0: other noise on the same training.
+            Number of the noise draw on one training; above 0 only the noise differs.
         change : str
-            Of the configuration, by name.
+            Name of a change of the configuration.
         keys : mapping, optional
-            Dotted keys.
+            Dotted keys to set.
         probe : str
-            Measures more after each round.
+            Name of a probe that measures more after each round.
         """
         keys = keys or {}
         key = (scenario, row, setting, seed, draw, change, tuple(keys.items()), probe)
@@ -139,7 +139,7 @@ class Reproduction:
         return self._cells[key]
 
     def full(self, scenario: str, seed: int) -> Config:
-        """The scenario with all its clients, for who wants to look at the data."""
+        """Return the scenario's configuration with all its clients, for looking at the data."""
         return parse(self._values(scenario, next(iter(self.study.described.rows)), seed))
 
     def _configuration(
@@ -197,7 +197,7 @@ class Reproduction:
         return values
 
     def measurements(self, table: str) -> list[PlannedFigure]:
-        """What a table is made of."""
+        """List the planned figures of a table."""
         planned = []
         for place in self._places(self.study.described.tables[table]):
             row = _filled(place["part"].label, place)
@@ -206,7 +206,7 @@ class Reproduction:
         return planned
 
     def lines(self, figure: str) -> list[PlannedFigure]:
-        """What a figure is made of."""
+        """List the planned lines of a figure."""
         if figure in self.study.pictures:
             return []
         content, planned = self.study.described.figures[figure], []
@@ -220,7 +220,7 @@ class Reproduction:
         return planned
 
     def plot(self, figure: str, finished: Mapping[str, Outcome]) -> Plot:
-        """A figure of what is finished, by key of the cell."""
+        """Make a plot from the finished cells, given by key."""
         content, lines = self.study.described.figures[figure], []
         for one in self.lines(figure):
             printed = None
@@ -251,7 +251,7 @@ class Reproduction:
         return distinct([cell for one in planned for cell in one.cells])
 
     def notes(self, names: Sequence[str]) -> list[str]:
-        """What has to be said beside these tables and figures."""
+        """List the notes on these tables and figures."""
         spec, chosen = self.study.described, self.choices
         notes = [f"scale {chosen.scale}: {self.scale.what}"]
         if self.scale.also:
@@ -329,12 +329,12 @@ class Selection:
     def of(
         cls, study: Reproduction, tables: Collection[str] = (), figures: Collection[str] = ()
     ) -> "Selection":
-        """Check names; nothing chosen is everything.
+        """Check the names and make a selection; if nothing is chosen, everything is.
 
         Raises
         ------
         FieldError
-            Naming what exists.
+            If a name does not exist; the message lists those that do.
         """
         if not tables and not figures:
             return cls(tuple(study.tables), tuple(study.figures))
@@ -357,7 +357,7 @@ class Selection:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """Names of all selected tables and figures."""
         return self.tables + self.figures
 
 

@@ -1,4 +1,4 @@
-"""A figure of a table: what was printed, what was measured, and how both stand in a file."""
+"""Figures of tables: as printed, as measured, and as stored in a file."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,18 +37,18 @@ class Published:
 
 @dataclass(frozen=True)
 class Value:
-    """What one repetition measured.
+    """Figure that one repetition measured.
 
     Attributes
     ----------
     value : float
         The figure.
     deviation : float or None
-        Over the last rounds, where the figure is their mean.
+        Standard deviation over the last rounds, if the figure is their mean.
     interval : tuple of float or None
-        Where the figure brings one of its own, and what it is called.
+        The figure's own interval, if it has one.
     unit : str
-        What `interval` is over.
+        What the interval is taken over.
     """
 
     value: float
@@ -64,15 +64,15 @@ class Result:
     Attributes
     ----------
     row, setting, figure : str
-        Where it stands.
+        Place of the figure in the table.
     published : Published or None
         What the paper printed.
     values : tuple of float
-        One a repetition that is finished.
+        Value of each finished repetition.
     seeds, draws : tuple of int
-        Of those repetitions.
+        Seed and draw of each finished repetition.
     value : float or None
-        Their mean; None where none is finished.
+        Mean of the values; None if no repetition is finished.
     deviation : float or None
         Standard deviation over `over`.
     low, high : float or None
@@ -88,7 +88,7 @@ class Result:
     chance : float or None
         Accuracy of always saying the largest class, over the clients' examples: the highest of the repetitions.
     guarantee : str
-        Of the first finished cell.
+        Guarantee of the first finished cell.
     cells : tuple of str
         Folders of the finished cells.
     numerics : tuple of str
@@ -117,7 +117,7 @@ class Result:
 
     @property
     def by_seed(self) -> dict[int, dict[int, float]]:
-        """Values by draw, by seed."""
+        """Values by seed, and for each seed by draw."""
         by_seed: dict[int, dict[int, float]] = {}
         for seed, draw, value in zip(self.seeds, self.draws, self.values, strict=True):
             by_seed.setdefault(seed, {})[draw] = value
@@ -125,7 +125,7 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """Over all repetitions."""
+        """Mean over all repetitions."""
         return fmean(self.values)
 
     @property
@@ -138,7 +138,7 @@ class Result:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the published figure."""
+        """Our figure minus the published one."""
         if self.value is None or self.published is None:
             return None
         return self.value - self.published.value
@@ -173,7 +173,7 @@ def to_json(results: Iterable[Result]) -> list[dict[str, Any]]:
 
 
 def from_json(rows: Iterable[Mapping[str, Any]]) -> list[Result]:
-    """What `to_json` wrote.
+    """Read results that `to_json` wrote.
 
     Raises
     ------

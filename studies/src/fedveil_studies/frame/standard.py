@@ -1,4 +1,4 @@
-"""Measures and curves that every study may name in its study.toml."""
+"""Standard measures and curves that every study.toml may name."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,23 +23,23 @@ RATES = np.linspace(0, 1, 201)  # false positive rates of a ROC curve
 
 
 def last(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """Mean and deviation over the last five rounds, on the clients' pooled held-out examples."""
+    """Measure a figure's mean and deviation over the last five rounds, on pooled held-out examples."""
     over_rounds = last_rounds(outcomes[0].summary.rows, LAST)[figure]
     return Value(float(over_rounds["mean"]), float(over_rounds["deviation"]))
 
 
 def final(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """After the last round, on the clients' pooled held-out examples."""
+    """Measure a figure after the last round, on pooled held-out examples."""
     return Value(float(outcomes[0].summary.values["metrics"][figure]))
 
 
 def tested(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """Of the last model, on the server's test half."""
+    """Measure a figure of the last model on the server's test half."""
     return Value(float(outcomes[0].summary.values["test_metrics"].get(figure, math.nan)))
 
 
 def gain(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """The same less that of the public model, of the same split, with which the run began."""
+    """Measure a figure of the last model minus that of the public model with which the run began."""
     public = outcomes[0].summary.values["public_model"]["test_metrics"]
     return Value(tested(outcomes, figure).value - float(public.get(figure, math.nan)))
 
@@ -54,7 +54,7 @@ def change(outcomes: Sequence[Outcome], figure: str) -> Value:
 
 
 def noised(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """Sigma, distance or noise_to_clip, mean over the rounds; undefined where there is none."""
+    """Return sigma, distance or noise_to_clip, averaged over rounds; undefined without noise."""
     mean = outcomes[0].summary.noise(figure)
     if mean is None:
         return Value(math.nan)
@@ -62,18 +62,18 @@ def noised(outcomes: Sequence[Outcome], figure: str) -> Value:
 
 
 def poisoning(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """Success, recall or accuracy of an attack; in a run in which nobody acts, success is the clean rate."""
+    """Return success, recall or accuracy of a poisoning attack; if nobody acts, success is the clean rate."""
     return Value(float(outcomes[0].summary.values["malicious"][figure]))
 
 
 def rounds(outcomes: Sequence[Outcome], name: str, group: str) -> Curve:
-    """A figure of every round; the group is "metrics", "noise", "figures" (of probes) or "server"."""
+    """Return a figure of every round, from the group "metrics", "noise", "figures" (of probes) or "server"."""
     rows = [row for row in outcomes[0].rows if name in row.get(group, {})]
     return Curve([float(row["round"]) for row in rows], [float(row[group][name]) for row in rows])
 
 
 def roc(outcomes: Sequence[Outcome], _argument: str) -> Curve:
-    """One class against the rest, micro average, of the last model on the server's test half."""
+    """ROC curve (one class against the rest, micro average) of the last model on the server's test half."""
     from sklearn.metrics import roc_curve  # loads for half a second, and few studies draw this
 
     [outcome] = outcomes
@@ -86,7 +86,7 @@ def roc(outcomes: Sequence[Outcome], _argument: str) -> Curve:
 
 
 def at(outcomes: Sequence[Outcome], of: MeasureOf, key: str) -> Curve:
-    """One point, a measure of this module above the configuration's value of a dotted key."""
+    """Return one point: a standard measure against the configuration's value of a dotted key."""
     place: Any = outcomes[0].cell.config.to_dict()
     for name in key.split("."):
         place = place[name]
@@ -94,7 +94,7 @@ def at(outcomes: Sequence[Outcome], of: MeasureOf, key: str) -> Curve:
 
 
 def require_known(where: str, one: MeasureOf) -> None:
-    """Refuse what no run has, of a standard measure or curve."""
+    """Refuse a standard measure or curve of a figure that no run has."""
     if one.measure in ("last", "final", "test", "gain", "change"):
         require_choice(where, str(one.of), (*METRICS, "loss"))
     elif one.measure == "rounds":

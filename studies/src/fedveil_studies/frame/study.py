@@ -29,16 +29,16 @@ Picture = Callable[[Any], "Figure"]  # of a Reproduction
 
 
 class Study:
-    """A paper's experiments.
+    """The experiments of one paper: their description, printed figures and own measures.
 
     Parameters
     ----------
     name : str
-        For the command line.
+        Name on the command line.
     described : Described
-        What study.toml says.
+        Content of study.toml.
     published : mapping
-        The paper's figures.
+        Figures that the paper printed.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Study:
         Register ``(claim, evidence) -> rows`` for claims that no standard judge can test, on the files of tables, or
         (`audit`) on an `Audited`.
     measures, curves, probes, changes, pictures, judges, audits : Registry
-        What is registered.
+        Registries of these functions.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class Study:
 
     @classmethod
     def of(cls, package: str, folder: Traversable | None = None) -> "Study":
-        """The study whose study.toml and published.csv lie in a package.
+        """Read the study whose study.toml and published.csv are in a package.
 
         Parameters
         ----------
         package : str
             ``__name__`` of the package or module; its last part is the study's name.
         folder : Traversable, optional
-            Where the two files are, and configurations that its scenarios name; default: in the package.
+            Folder of the two files, and of its scenarios' configurations. Default: the package.
 
         Raises
         ------
         FieldError
-            If study.toml is not as `Described` wants it.
+            If study.toml does not fit `Described`.
         """
         name = package.rpartition(".")[2].replace("_", "-")
         where = folder or resources.files(package)
@@ -115,7 +115,7 @@ class Study:
         return cls(name, described, read_published(where / "published.csv"))
 
     def label(self, row: str) -> str:
-        """A row's name in the tables."""
+        """Return a row's label in the tables."""
         return self.described.rows[row].label
 
     @property
@@ -155,12 +155,12 @@ class Study:
     def function(
         self, kind: str, one: MeasureOf, of: str = ""
     ) -> Callable[[Sequence[Outcome]], Any]:
-        """A measure or curve with what it is given.
+        """Return a measure or curve, with its arguments bound.
 
         Raises
         ------
         FieldError
-            Naming those that exist, or what it does not take.
+            If it does not exist or does not take an argument; the message says which.
         """
         known: Registry[Callable[..., Any]] = getattr(self, kind)
         function, given = known.choose(one.measure), one.given(of)
@@ -185,7 +185,7 @@ class Study:
 
 
 def read_published(file: Traversable) -> dict[Place, Published]:
-    """The printed figures, by (table, row, setting, figure)."""
+    """Read the printed figures, by (table, row, setting, figure)."""
     published = {}
     for line in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         place = (line["table"], line["row"], line["setting"], line["figure"])

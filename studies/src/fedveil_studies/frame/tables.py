@@ -1,4 +1,4 @@
-"""Tables of a study: ours beside the published figure, what there is, and which runs are needed."""
+"""Tables of a study: our figures beside the published ones, its contents, and the needed runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -12,7 +12,7 @@ FIRST = ("1",)  # of files that do not name a version of the arithmetic
 
 
 def result_table(title: str, results: Sequence[Result], study: Study) -> Table:
-    """One line a figure: ours, what it is over, the paper's, the difference, and the noise that was added."""
+    """Make a table with a line per figure: ours, its interval, the paper's, the difference, and the added noise."""
     words: dict[str, list[str]] = {
         study.described.row_name: [r.row for r in results],
         "setting": [study.settings.get(r.setting, r.setting) for r in results],
@@ -43,7 +43,7 @@ def result_table(title: str, results: Sequence[Result], study: Study) -> Table:
 
 
 def versions_of(results: Iterable[Result]) -> list[str]:
-    """Versions of the arithmetic behind figures."""
+    """List the versions of the arithmetic behind figures."""
     versions = set[str]()
     for result in results:
         if result.values:
@@ -52,7 +52,7 @@ def versions_of(results: Iterable[Result]) -> list[str]:
 
 
 def result_notes(results: Sequence[Result], study: Study) -> list[str]:
-    """What intervals and deviations are over, what they promise, and what is missing."""
+    """Write what intervals and deviations are over, what the runs promise, and what is missing."""
     spread = (r.over for r in results if r.low is not None or r.deviation is not None)
     notes = [f"interval or deviation over {over}" for over in dict.fromkeys(spread) if over]
     promises: dict[tuple[str, str], dict[str, None]] = {}
@@ -85,13 +85,13 @@ def result_notes(results: Sequence[Result], study: Study) -> list[str]:
 
 
 def studies_table(studies: Mapping[str, Study]) -> Table:
-    """Every study that there is."""
+    """Make a table of all studies."""
     rows = [(name, one.described.title, one.described.source) for name, one in studies.items()]
     return Table(("study", "what it is", "source"), rows, wraps=("what it is", "source"))
 
 
 def contents_tables(study: Study) -> list[Table]:
-    """What a study holds: tables and figures, rows, readings and scales."""
+    """Make tables of a study's contents: tables and figures, rows, readings and scales."""
     spec = study.described
     every = [("--table", n, c.title) for n, c in spec.tables.items()]
     every += [("--figure", n, c.title) for n, c in spec.figures.items()]
@@ -109,7 +109,7 @@ def contents_tables(study: Study) -> list[Table]:
 
 
 def cells_table(cells: Sequence[Cell], store: Store) -> Table:
-    """Cells with their state; the note sums them up, with how long such runs took so far."""
+    """Make a table of cells with their state; a note sums them up, with the time that such runs took."""
     rows, seconds, finished = [], list[float](), 0
     for cell in cells:
         state = store.state(cell)

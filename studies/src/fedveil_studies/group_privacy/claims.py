@@ -1,4 +1,4 @@
-"""Claims of the paper that compare rows, or set figures against a level; study.toml says which judge each one has."""
+"""Judges for claims of the group-privacy paper that compare rows, or figures with a level."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,19 +33,19 @@ def _against_no_noise(claim: ClaimOf, evidence: Evidence, decide: Decide) -> Ite
 
 @study.judge("as without noise")
 def as_without_noise(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Within the margin of what there is without noise."""
+    """Test whether a figure is within the margin of the one without noise."""
     yield from _against_no_noise(claim, evidence, partial(within, margin=claim.margin))
 
 
 @study.judge("below no noise")
 def below_no_noise(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Less than without noise."""
+    """Test whether a figure is below the one without noise."""
     yield from _against_no_noise(claim, evidence, partial(verdict_of, sign=-1, margin=claim.margin))
 
 
 @study.judge("grows with n")
 def grows(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """The figure of the largest model above that of the smallest; neither is random."""
+    """Test whether the figure of the largest model exceeds that of the smallest."""
     [(table, figure)] = claim.figures
     rows = _rows(claim, evidence, table, figure)
     if rows:
@@ -56,7 +56,7 @@ def grows(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 
 @study.judge("both within")
 def both_within(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Share of runs in which all figures are below the level, against one half; each bound is exact at 95%."""
+    """Test whether all figures are below the level in more than half of the runs; bounds are exact at 95%."""
     runs = []
     for table, figure in claim.figures:
         for (_, setting), result in evidence.of_figure(table, figure).items():

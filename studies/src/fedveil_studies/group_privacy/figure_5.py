@@ -50,7 +50,7 @@ def _playing(full: Config, writers: int, **changes: Any) -> dict[str, Any]:
 
 @study.probe("inversion")
 class SingleDigits:
-    """MSE and share of identified images, by attack and nu."""
+    """Probe that inverts single digits: MSE and share of identified images, by attack and nu."""
 
     name: ClassVar[str] = (
         f"inversion of {WRITERS} digits: LeNet by DLG, 256 dense units by the analytic attack"
@@ -66,7 +66,7 @@ class SingleDigits:
         self._full = full
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Played once, after the first round."""
+        """Play the inversion game once, after the first round."""
         values: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
         for attack, model in CASES.items() if seen.broadcast.public.round == 1 else ():
             config = parse(_playing(self._full, WRITERS, model=model))
@@ -102,7 +102,7 @@ class Law:
         self._full = full
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Played once, after the first round."""
+        """Play the inversion game once, after the first round."""
         values: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
         for case in DENSE if seen.broadcast.public.round == 1 else ():
             model = {"name": "mlp", "hidden": [int(width) for width in case.split("x")]}

@@ -57,7 +57,7 @@ def _multiplier(outcome: Outcome) -> float:
 
 @study.measure("leakage")
 def leakage(outcomes: Sequence[Outcome], which: str) -> Value:
-    """``leakage median`` or ``leakage max``, over the clients."""
+    """Leakage over clients: ``leakage median`` or ``leakage max``."""
     [outcome] = outcomes
     made = _participations(outcome)
     times = made.max()
@@ -82,13 +82,13 @@ def settled_over_noise(outcomes: Sequence[Outcome], argument: str) -> Curve:
 
 @study.measure("rounds")
 def rounds(outcomes: Sequence[Outcome], _argument: str) -> Value:
-    """``rounds``: how many there were."""
+    """Number of rounds."""
     return Value(float(len(outcomes[0].rows)))
 
 
 @study.curve("share leaked")
 def share_leaked(outcomes: Sequence[Outcome], _argument: str) -> Curve:
-    """The share of clients whose leakage is at most x: the paper's figure 3 as a distribution function."""
+    """Share of clients with a leakage of at most x: the paper's figure 3 as a distribution function."""
     [outcome] = outcomes
     made, each = _participations(outcome), _each(outcome)
     x = np.arange(int(made.max()) + 1)
@@ -97,7 +97,7 @@ def share_leaked(outcomes: Sequence[Outcome], _argument: str) -> Curve:
 
 @study.curve("validation")
 def validation(outcomes: Sequence[Outcome], _argument: str) -> Curve:
-    """The validation loss of every round."""
+    """Validation loss of every round."""
     rounds, losses = [], []
     for row in outcomes[0].rows:
         if "validation" in row:
@@ -108,7 +108,7 @@ def validation(outcomes: Sequence[Outcome], _argument: str) -> Curve:
 
 @study.measure("accuracy")
 def accuracy(outcomes: Sequence[Outcome], _argument: str) -> Value:
-    """``accuracy``: of the last models on the validation clients, mean over them."""
+    """Accuracy of the last models on the validation clients, averaged over clients."""
     measured = validated(outcomes[0])
     shares = []
     for outputs, client in zip(measured.outputs, measured.clients, strict=True):
@@ -195,7 +195,7 @@ def composed(outcomes: Sequence[Outcome], which: str, distance: float | None = N
 
 @study.curve("epsilon")
 def over_distance(outcomes: Sequence[Outcome], which: str) -> Curve:
-    """The composed epsilon over the distance that bounds every round."""
+    """Composed epsilon against the distance that bounds every round."""
     curve = _promised(outcomes[0], which)["curve"]
     return Curve(curve["distance"], curve["epsilon"])
 

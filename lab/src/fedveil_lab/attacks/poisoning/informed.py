@@ -111,7 +111,7 @@ class InformedUpdate(Behaviour):
 @BEHAVIOURS.register("alie")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ALIE(InformedUpdate):
-    """ "A little is enough" attack with `z` deviations. Default: the strongest against `rule`, or the paper's.
+    """ALIE attack ("a little is enough") with `z` deviations. Default: the strongest against `rule`, or the paper's.
 
     ALIE: a deviation from the honest mean that hides in the honest updates' own spread.
 
