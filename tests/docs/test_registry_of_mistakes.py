@@ -301,7 +301,7 @@ IN_PYTHON = {
     "labels in a column": (labels(lambda y: y[:, None]), "clients[0].y", "[N, 1]", "reshape(-1)"),
     "texts": (labels(lambda y: np.array(["ill", "well"])[y]), "clients[0].y", "U4", "from 0 on"),
     "labels from 1": (labels(lambda y: y + 1), "clients[0].y", "from 1 to 2", "from 0 on"),
-    "labels -1 and 1": (labels(lambda y: 2 * y - 1), "clients[0].y", "-1", "from 0 on"),
+    "labels -1 and 1": (labels(lambda y: 2 * y - 1), "clients[0].y", "-1", "numbered from 0"),
     "labels one-hot": (labels(lambda y: np.eye(2)[y]), "clients[0].y", "[N, 2]", "argmax(1)"),
     "too few labels": (labels(lambda y: y[:-1]), "clients[0].y", "39", "40 rows"),
     "columns that the model does not take": (

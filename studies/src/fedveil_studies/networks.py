@@ -12,16 +12,17 @@ from fedveil.learning import ACTIVATIONS, image_shape, lenet, mlp
 def regression(
     input_shape: Sequence[int], outputs: int = 1, *, hidden: Sequence[int] = (2,)
 ) -> nn.Module:
-    """A small ReLU network; 3 inputs, 2 hidden units and 1 output (11 parameters) unless told otherwise."""
+    """Make a small ReLU network; by default 3 inputs, 2 hidden units and 1 output (11 parameters)."""
     return mlp(input_shape, outputs, hidden=hidden, activation="relu")
 
 
 def femnist_cnn(
     input_shape: Sequence[int], outputs: int, *, heads: int = 62, activation: str = "relu"
 ) -> nn.Module:
-    """LEAF's CNN: 1,206,590 parameters at 1x28x28 (the group-privacy paper's table 3, whose kernels are 3x3 by that).
+    """Make LEAF's CNN, with 1,206,590 parameters at 1x28x28 as in the group-privacy paper's table 3.
 
-    Convolutions 3x3 of 32 and 64 channels, one pooling, dense layers of 128 and of `heads` outputs, at least `outputs`.
+    It has 3x3 convolutions of 32 and 64 channels, one pooling, and dense layers of 128 and `heads` outputs, at least
+    `outputs`. The parameter count implies the 3x3 kernels.
     """
     make = ACTIVATIONS[require_choice("activation", activation, ACTIVATIONS)]
     channels, height, width = image_shape(input_shape, 8)
@@ -42,7 +43,7 @@ def femnist_cnn(
 
 
 def uniform_lenet(input_shape: Sequence[int], outputs: int, *, half: float = 0.5) -> nn.Module:
-    """LeNet with sigmoids whose parameters start in U(-half, half), as in the code of DLG's authors."""
+    """Make a LeNet with sigmoids whose parameters start in U(-half, half), as in the code of DLG's authors."""
     model = lenet(input_shape, outputs)
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -half, half)

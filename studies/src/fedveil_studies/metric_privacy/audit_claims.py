@@ -1,4 +1,4 @@
-"""Client inference on independent runs: the paper's claims, and metric privacy at equal noise and equal protection."""
+"""Judge claims on client inference from independent runs, also at equal noise and at equal protection."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +20,7 @@ VANILLA, GLOBAL, METRIC = "vanilla", "global", "metric"
 
 @study.audit("works")
 def works(_claim: ClaimOf, audit: Audited) -> Iterator[Row]:
-    """Every attack that was tried on the federation without a defence; one that works is enough."""
+    """Test every attack on the federation without a defence; one that works is enough."""
     plain = audit.setting(VANILLA)
     tried = [attack for attack, setting in audit.scores if setting == plain]
     if plain is None or not tried:
@@ -37,7 +37,7 @@ def works(_claim: ClaimOf, audit: Audited) -> Iterator[Row]:
 
 @study.audit("protects")
 def protects(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
-    """Each attack that works without noise does worse under metric privacy."""
+    """Test whether each attack that works without noise does worse under metric privacy."""
     decide = partial(verdict_of, sign=-1, margin=claim.margin)
     for attack in sorted(audit.valid):
         yield _attack(audit, attack, METRIC, VANILLA, len(audit.valid), decide)
@@ -74,7 +74,7 @@ def silent(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
 
 @study.audit("at equal sigma")
 def at_equal_sigma(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
-    """Against global DP with the same average sigma in the runs that are compared."""
+    """Compare attacks with those on global DP of the same average sigma."""
     metric, equal = audit.setting(METRIC), _equal_sigma(audit)
     if metric is None or equal is None:
         yield untested("accuracy")
@@ -87,7 +87,7 @@ def at_equal_sigma(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
 
 @study.audit("at equal auc")
 def at_equal_auc(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
-    """Against global DP whose noise multiplier was tuned until an attack had the same AUC."""
+    """Compare with global DP whose noise multiplier was tuned until an attack had the same AUC."""
     metric = audit.setting(METRIC)
     matched = [label for label in audit.methods if label.startswith(EQUAL_AUC)]
     if metric is None or not matched:

@@ -1,4 +1,4 @@
-"""Claims of the paper that no standard judge tests; study.toml has all of them, and says which judge each one has."""
+"""Judges for claims of the metric-privacy paper that no standard judge tests."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ SCENARIOS = {"5": "homogeneous", "7": "non-iid"}
 
 @study.judge("ranking")
 def ranking(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """FedOpt above the best, and FedAvgM below the worst, of the other rules that train."""
+    """Test whether FedOpt is above the best, and FedAvgM below the worst, of the other rules that train."""
     for table, figure in claim.figures:
         ranked = rows_of(evidence, claim, table, figure, 0)
         for setting in SETTINGS:
@@ -43,7 +43,7 @@ def ranking(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 
 @study.judge("spread")
 def spread(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """The deviation over the runs is below the paper's bound, by a normal sample's interval; the rows share 5%."""
+    """Test whether the deviation over runs is below the paper's bound, with a normal sample's interval; rows share 5%."""
     [(table, figure)] = claim.figures
     tests, least = len(study.labels) * len(SETTINGS), study.described.seeds_of(claim)
     for row in study.labels:
@@ -71,7 +71,7 @@ def spread(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 
 @study.judge("no learning")
 def no_learning(_claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """At large multipliers global DP does no better than always saying the largest class."""
+    """Test whether global DP with large multipliers is no better than predicting the largest class."""
     for z in ("0.05", "0.1"):
         seen = evidence.at("B15", f"FedAvg, z = {z}", "global", "accuracy")
         if seen is None or seen.chance is None:
@@ -99,7 +99,7 @@ study.judge("alike, if the attack works")(partial(if_the_attack_works, expect="a
 
 @study.judge("closer")
 def closer(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """The distance in the last round lies below that in the first, rule by rule."""
+    """Test, rule by rule, whether the distance in the last round is below that in the first."""
     decide = partial(verdict_of, sign=-1, margin=claim.margin)
 
     def shrunk(run: RunSeries) -> float:
@@ -111,7 +111,7 @@ def closer(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 
 @study.judge("less noise when close")
 def less_noise_when_close(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Sigma grows with the distance from round to round."""
+    """Test whether sigma grows with the distance from round to round."""
 
     def correlation(run: RunSeries) -> float:
         return rank_correlation(run.rounds["sigma"], run.rounds["distance"])

@@ -1,7 +1,7 @@
-"""The attacks of the metric privacy paper on its own schedule: one run, or one with and one without the target.
+"""Attacks of the metric-privacy paper on its own schedule: a single run, or one run with and one without the target.
 
 ``fedveil audit CONFIG --attack paper-single-shot`` plays them, in every setting and beside the undefended federation.
-What is made of the losses is in `fedveil_studies.metric_privacy.printed`.
+The statistics of the losses are in `fedveil_studies.metric_privacy.printed`.
 """
 
 import math
@@ -43,13 +43,13 @@ PLAYED = {
 
 
 class PrintedLoss(WholeRun):
-    """A probe of runs of a world: the loss of each new model on what the adversary holds of the target's data."""
+    """Probe that records each new model's loss on the adversary's copy of the target's data."""
 
     name = "loss on the shadow data"
     figures: Collection[str] = (LOSS,)
 
     def begin(self, setup: Setup) -> None:
-        """Take the adversary's data."""
+        """Store the adversary's data before the run."""
         assert isinstance(setup, AuditedSetup)  # the game makes no other cells
         learner = setup.learner
         self._known = Knowledge(
@@ -61,7 +61,7 @@ class PrintedLoss(WholeRun):
 
 
 def cells_of(name: str, label: str, config: Config, world: World) -> list[Cell]:
-    """The runs of one of the statistics, with the target first."""
+    """Make the runs of one of the paper's statistics, the one with the target first."""
     shared = world.model_copy(
         update={"anew": False, "stand_in": "remove", "inside": True, "crafted": False}
     )
@@ -82,9 +82,9 @@ def cells_of(name: str, label: str, config: Config, world: World) -> list[Cell]:
 
 
 def cells_without_target(config: Config, world: World, runs: int) -> list[Cell]:
-    """Runs of the multi-round statistic without the target: one deal and one shadow, but models, order and noise anew.
+    """Make runs without the target: data and shadow data are the same, but models, order and noise are drawn anew.
 
-    Any two of them are what the paper's statistic sees where there is nothing to see.
+    Any two of them show the paper's multi-round statistic when there is nothing to detect.
     """
     outside = cells_of(MULTI_ROUND, config.privacy.method, config, world)[1]
     cells = []
@@ -101,7 +101,7 @@ def _scheduled(config: Config, rounds: int, epochs: int, world: World) -> Config
 
 
 def scores(cell: Cell, finished: Finished) -> list[float]:
-    """Minus the loss after each round; [] of a run that has none."""
+    """Return minus the loss after each round; [] if the run has none."""
     outcome = finished.outcomes.get(cell.key)
     if outcome is None:
         return []
@@ -110,18 +110,18 @@ def scores(cell: Cell, finished: Finished) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class PrintedGame(ParticipationGame):
-    """The paper's statistics: for setting beside its tables, and no test of participation.
+    """Game that computes the paper's statistics for comparison with its tables; it is no test of participation.
 
     Parameters
     ----------
     config, compare, target, attacker, colluders, world
         As in `ParticipationGame`; with ``world="itself"`` both runs of the multi-round statistic lack the target.
     attacks : tuple of str
-        Of `known`; without any, all that the configuration allows.
+        Names from `known`; empty: all that the configuration allows.
     replicates : int
-        Of the audit of participation whose rehearsals give a setting its matched sigma.
+        Number of runs of the participation audit whose rehearsals give a setting its matched sigma.
     shadow : str
-        Not to be chosen: the paper's statistics have shadow data of their own.
+        Not allowed, as the paper's statistics have their own shadow data.
     """
 
     name: ClassVar[str] = "as-printed"
@@ -143,12 +143,12 @@ class PrintedGame(ParticipationGame):
             )
 
     def usual(self) -> list[str]:
-        """All that the configuration allows."""
+        """List all statistics that the configuration allows."""
         return [name for name in self.known if name != SINGLE_SHOT or self.config.data.holdout]
 
     @cached_property
     def runs(self) -> dict[tuple[str, str], list[Cell]]:
-        """The runs of each statistic, by its name and setting."""
+        """Runs of each statistic, by its name and setting."""
         runs = {}
         for planned in self.settings:
             for name in self.chosen:
@@ -174,7 +174,7 @@ class PrintedGame(ParticipationGame):
         return [cell for cells in self.runs.values() for cell in cells]
 
     def judge(self, finished: Finished) -> Judgement:  # type: ignore[override]
-        """The statistics; what cannot be computed is refused, with the reason."""
+        """Compute the statistics; those that cannot be computed are listed with the reason."""
         verdicts, refused = list[Verdict](), list[Refused]()
         for (name, label), cells in self.runs.items():
             verdict = _judged(name, label, cells, finished)

@@ -57,13 +57,13 @@ def keep_noise_to_clip(values: dict[str, Any], scale: ScaleOf, flags: frozenset[
 
 
 def noise_factor(scale: ScaleOf) -> float:
-    """By what the noise multiplier is larger than the paper's, so that the noise is as long beside the clip."""
+    """Factor on the paper's noise multiplier that keeps the noise's length relative to the clip."""
     return math.sqrt(PARAMETERS / scale.facts.get("parameters", PARAMETERS))
 
 
 @study.change("out")
 def without_target(values: dict[str, Any]) -> None:
-    """The same data without the last client: the others keep theirs."""
+    """Use the same data without the last client; the others keep theirs."""
     data = values["data"]
     if data["clients"] < 2:
         raise FieldError(
@@ -74,7 +74,7 @@ def without_target(values: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class ShadowLoss:
-    """Loss of the released model on what the attacker holds of the target's data, after every round.
+    """Probe of the released model's loss on the attacker's copy of the target's data, after every round.
 
     Parameters
     ----------
@@ -88,11 +88,11 @@ class ShadowLoss:
 
     @property
     def name(self) -> str:
-        """With what decides the shadow data."""
+        """Name with everything that determines the shadow data."""
         return f"loss on a noisy tenth of the last client {_examples(self.full)}"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Of the model after the round."""
+        """Return the loss of the model after the round."""
         shadow, federation = shadow_data(self.full, "noisy"), seen.federation
         metrics = evaluate(
             federation.learner.model, federation.layout, seen.models[0], shadow.x, shadow.y
@@ -109,7 +109,7 @@ def _examples(config: Config) -> str:
 
 
 def shadow_data(config: Config, kind: str) -> Examples:
-    """A tenth of the last client's training examples, as the paper's attacker holds them."""
+    """Return a tenth of the last client's training examples, which the paper's attacker holds."""
     return _shadow(config.data.model_dump_json(), config.seed, kind)
 
 
@@ -123,7 +123,7 @@ def _shadow(text: str, seed: int, kind: str) -> Examples:
 
 @study.measure("target loss")
 def target_loss(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
-    """Of the new model on the attacker's tenth, without noise."""
+    """Loss of the new model on the attacker's tenth, without noise."""
     [outcome] = outcomes
     shadow = shadow_data(outcome.cell.config, "clean")
     return Value(float(cross_entropy(outputs(outcome, shadow).to(torch.float64), shadow.y)))
@@ -131,7 +131,7 @@ def target_loss(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
 
 @study.measure("difference")
 def difference(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
-    """Of target loss and aggregated loss, in percent of the larger."""
+    """Difference of target loss and aggregated loss, in percent of the larger one."""
     target, aggregated = target_loss(outcomes, "").value, final(outcomes, "loss").value
     if not math.isfinite(target) or target <= 0:
         return Value(math.nan)  # the noise overflowed the loss, or there is none left
@@ -140,7 +140,7 @@ def difference(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
 
 @study.measure("attack AUC")
 def attack_auc(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
-    """Of the rounds with the target against those without."""
+    """AUC of the rounds with the target against those without."""
     inside, outside = ([-loss for loss in o.series("shadow_loss")] for o in outcomes)
     area = multi_round("", inside, outside).auc
     return Value(area.point, interval=(area.low, area.high), unit=UNIT)
@@ -163,7 +163,7 @@ def registry() -> Mapping[str, tuple[str, Grouping]]:
 
 
 def disagreement(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> float:
-    """The largest share of examples [N, ...] on which two of the models [n, d] name different classes."""
+    """Largest share of examples [N, ...] on which two of the models [n, d] predict different classes."""
     said = [predict(module, layout, model, x).argmax(1) for model in models]
     largest = 0.0
     for one, other in combinations(said, 2):
@@ -173,7 +173,7 @@ def disagreement(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -
 
 
 def divergences(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> dict[str, float]:
-    """Every distance between the models [n, d], and their disagreement on x."""
+    """Compute every distance between the models [n, d], and their disagreement on x."""
     distances = {}
     for name, (metric, grouping) in registry().items():
         distances[name] = max_pairwise_distance(models, layout, grouping, metric)
@@ -183,33 +183,33 @@ def divergences(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) ->
 
 @dataclass(frozen=True)
 class Divergence:
-    """What the clients' models differ by, after every round, before the server combines them.
+    """Probe of the distances between clients' models, after every round and before aggregation.
 
     Parameters
     ----------
     full : Config
-        The scenario, for the examples to disagree on: the server's test half.
+        Configuration of the scenario; its test half has the examples for disagreement.
     """
 
     full: Config
 
     @property
     def name(self) -> str:
-        """With what decides the examples."""
+        """Name with everything that determines the examples."""
         return f"{', '.join(self.figures)} on the test half {_examples(self.full)}"
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Every distance, and the disagreement."""
+        """Names of every distance, and of the disagreement."""
         return (*registry(), DISAGREEMENT)
 
     @cached_property
     def examples(self) -> Examples:
-        """On which models may disagree."""
+        """Examples on which models may disagree."""
         return test_half(self.full)
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Of the models that the clients sent."""
+        """Return the figures of the models that the clients sent."""
         sent = [r.value for replies in seen.received.values() for r in replies if r.kind == "model"]
         federation = seen.federation
         return divergences(
@@ -228,19 +228,19 @@ def _series(outcomes: Sequence[Outcome], name: str) -> list[float]:
 
 @study.measure("mean d")
 def mean_distance(outcomes: Sequence[Outcome], name: str) -> Value:
-    """Mean over the rounds."""
+    """Mean distance over the rounds."""
     return Value(fmean(_series(outcomes, name)))
 
 
 @study.measure("first d")
 def first_distance(outcomes: Sequence[Outcome], name: str) -> Value:
-    """In the first round; euclidean, it is the clip that the paper suggests."""
+    """Distance in the first round; the Euclidean one is the clip that the paper suggests."""
     return Value(_series(outcomes, name)[0])
 
 
 @study.measure("last / first")
 def last_over_first(outcomes: Sequence[Outcome], name: str) -> Value:
-    """In the last round over the first."""
+    """Distance in the last round over that in the first."""
     values = _series(outcomes, name)
     if not values[0]:
         return Value(math.nan)
@@ -249,19 +249,19 @@ def last_over_first(outcomes: Sequence[Outcome], name: str) -> Value:
 
 @study.measure("rank")
 def rank_with_disagreement(outcomes: Sequence[Outcome], name: str) -> Value:
-    """Rank correlation with the disagreement over the rounds."""
+    """Rank correlation of the distance with the disagreement over the rounds."""
     return Value(rank_correlation(_series(outcomes, name), _series(outcomes, DISAGREEMENT)))
 
 
 @study.measure("rank of changes")
 def rank_of_changes(outcomes: Sequence[Outcome], name: str) -> Value:
-    """The same of the changes from round to round, which lines that merely fall together do not have in common."""
+    """Rank correlation of changes from round to round, which a common downward trend does not affect."""
     return Value(correlation_of_changes(_series(outcomes, name), _series(outcomes, DISAGREEMENT)))
 
 
 @study.curve("relative")
 def relative(outcomes: Sequence[Outcome], name: str) -> Curve:
-    """In multiples of its mean over the rounds."""
+    """Distance relative to its mean over the rounds."""
     values = _series(outcomes, name)
     mean = fmean(values) or 1.0
     rounds = range(1, len(values) + 1)
@@ -269,7 +269,7 @@ def relative(outcomes: Sequence[Outcome], name: str) -> Curve:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's; NaN where either never moves."""
+    """Spearman's rank correlation; NaN if either sequence is constant."""
     if len(set(first)) < 2 or len(set(second)) < 2:
         return math.nan
     return float(spearmanr(first, second).statistic)

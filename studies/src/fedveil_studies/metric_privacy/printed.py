@@ -1,6 +1,6 @@
-"""The client inference statistics of the metric privacy paper, exactly as printed, and named as the paper's.
+"""Client inference statistics of the metric-privacy paper, exactly as printed.
 
-Source: Sáinz-Pardo Díaz et al. 2026, sections 7.4.1 and 7.4.2. Kept for comparison with its tables, not for inference.
+Source: Sáinz-Pardo Díaz et al. 2026, sections 7.4.1 and 7.4.2. Kept for comparison with its tables; they prove nothing.
 
 Threat model: semi-honest client; receives the models and the aggregated metrics, holds a tenth of the target's training
 examples (multi-round: with Gaussian noise of a fifth of the largest pixel value).
@@ -29,7 +29,7 @@ NO_OTHER_WORLD = "there is no run without the target to set it beside, and the p
 
 
 def single_shot(setting: str, shadow_loss: float, aggregated_loss: float) -> Verdict:
-    """The relative difference of the two losses of the model after one round, in percent."""
+    """Relative difference of the two losses of the model after one round, in percent."""
     loss = require_positive("shadow_loss", shadow_loss)
     difference = 100 * (loss - aggregated_loss) / loss
     return Verdict(
@@ -47,7 +47,7 @@ def single_shot(setting: str, shadow_loss: float, aggregated_loss: float) -> Ver
 
 
 def multi_round(setting: str, inside: ArrayLike, outside: ArrayLike) -> Participation:
-    """The area under the ROC curve over the rounds of one IN and one OUT run; scores [R] each."""
+    """Area under the ROC curve over the rounds of one run with the target and one without; scores [R] each."""
     auc = auc_interval(inside, outside, widened=False)
     verdict = replace(
         judge(MULTI_ROUND, setting, inside, outside), point=auc.point, low=auc.low, high=auc.high

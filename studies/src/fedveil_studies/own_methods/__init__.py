@@ -1,4 +1,4 @@
-"""The games on every method's path: whether its promise and its noise hold, and what heuristics leak."""
+"""Tests of FedVeil's own methods: whether promise and noise hold, and what heuristics leak."""
 
 from fedveil_studies.own_methods.duels import cases as cases
 from fedveil_studies.own_methods.game import DIMENSIONS as DIMENSIONS

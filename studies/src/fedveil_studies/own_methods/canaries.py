@@ -1,8 +1,8 @@
-"""Canary clients and records against every method of the house: measured beside declared, in one table.
+"""Canary clients and records against every FedVeil method: measured and declared figures in one table.
 
-An audit that finds nothing shows nothing unless it finds what is there. So each method is played with planted bugs,
-too: half of its noise, no clipping (C is as long as the canaries' updates, the noise as declared), and a stream of
-noise that is used again in a second round, in which the canaries do nothing.
+An audit must also find bugs that exist. So each method is tested with planted bugs. They are half of its noise, no
+clipping (C is as long as the canaries' updates, the noise as declared), and noise that is used again in a second round,
+in which canaries do nothing.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ EVERY = HALF, UNCLIPPED, REUSED = "half the noise", "no clipping", "a stream use
 
 
 class Scaled(ReproducibleSource):
-    """A planted bug: normal noise times a factor."""
+    """Planted bug: a source of normal noise times a factor."""
 
     def __init__(self, seed: int, factor: float, *, _key: tuple[Any, ...] = ()) -> None:
         super().__init__(seed, _key=_key)
         self.factor = factor
 
     def child(self, *key: Any) -> "Scaled":
-        """A child with the same factor."""
+        """Return a child source with the same factor."""
         return Scaled(self._seed, self.factor, _key=(*self._key, *key))
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -47,10 +47,10 @@ class Scaled(ReproducibleSource):
 
 
 class Reused(ReproducibleSource):
-    """A planted bug: the same stream in every round, as a child forgets its round."""
+    """Planted bug: a source with the same stream in every round, as a child ignores its round."""
 
     def child(self, *key: Any) -> ReproducibleSource:
-        """A child of the party alone."""
+        """Return a child source that depends on the party only."""
         kept = [part for part in key if not isinstance(part, int)]
         party = key[0] if str(key[0]).isdigit() else kept[0]
         return ReproducibleSource(self._seed, _key=(party, *kept))
@@ -58,7 +58,7 @@ class Reused(ReproducibleSource):
 
 @dataclass(frozen=True)
 class CanaryAudit:
-    """One method under audit.
+    """Canary audit of one method.
 
     Attributes
     ----------
@@ -69,10 +69,10 @@ class CanaryAudit:
     by_source : bool
         Whether a source can halve its noise; else its noise multiplier is halved.
     distance : float, optional
-        Of the canaries, where the promise is over distance.
+        Distance of the canaries' updates, if the promise depends on distance.
     bugs : tuple of str
-        That it is played with. Where the second round's noise has another size than the first's, or an optimiser
-        comes after it, a stream that is used again does not cancel and is left out.
+        Planted bugs that are tested. Reused noise is left out if it cannot cancel: if its size differs between rounds,
+        or an optimiser follows it.
     """
 
     play: Callable[..., CanaryRun]
@@ -82,7 +82,7 @@ class CanaryAudit:
     bugs: tuple[str, ...] = (HALF, UNCLIPPED, REUSED)
 
     def honest(self, name: str) -> Verdict:
-        """Measurements of the method as it is."""
+        """Test the method as it is."""
         return audited(name, self.play(self.side), self.distance)
 
     def verdicts(self, name: str) -> list[Verdict]:
@@ -90,7 +90,7 @@ class CanaryAudit:
         return [self.honest(name), *(self.planted(name, bug, 0) for bug in self.bugs)]
 
     def planted(self, name: str, bug: str, seed: int) -> Verdict:
-        """Measurements with a planted bug, beside what is declared without it."""
+        """Test the method with a planted bug, against what is declared without it."""
         options: dict[str, Any] = {"rounds": 2, "contrast": True} if bug == REUSED else {}
         declared = self.play(self.side, **options).guarantee
         if bug == HALF and not self.by_source:
@@ -105,7 +105,7 @@ class CanaryAudit:
 
 
 def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
-    """Every method with m canaries, by name."""
+    """Make the audit of every method with `m` canaries, by name."""
 
     def central(
         side: GlobalDP | MetricPrivacy,

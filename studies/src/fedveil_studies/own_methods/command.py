@@ -1,4 +1,4 @@
-"""`fedveil verify` without a subject: what FedVeil's own methods guarantee."""
+"""`fedveil verify` without a subject: test what FedVeil's own methods guarantee."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
