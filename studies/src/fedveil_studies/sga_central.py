@@ -40,7 +40,7 @@ from fedveil.methods import (
 
 @dataclass(frozen=True)
 class References:
-    """The rule's state, and the directions [k, d] that updates are compared with; None before the first round."""
+    """State of the rule, and reference directions [k, d] with which updates are compared; None before the first round."""
 
     rule: Any
     directions: Tensor | None = None
@@ -79,7 +79,7 @@ class SGACentral(AroundRule):
 
     @property
     def public_clip(self) -> float:  # type: ignore[override]
-        """C."""
+        """Clip C."""
         return self.clip
 
     def init(self, dimension: int, dtype: torch.dtype) -> References:
@@ -126,7 +126,7 @@ class SGACentral(AroundRule):
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
 
     def _similarities(self, clipped: Tensor, state: References) -> list[float]:
-        """Of every update [n, d], in [0, 1]; 0 without a reference."""
+        """Compute the similarity of every update [n, d], in [0, 1]; 0 without a reference."""
         if state.directions is None:
             return [0.0] * len(clipped)
         cosines = []

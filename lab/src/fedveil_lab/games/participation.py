@@ -178,7 +178,7 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def _others(self) -> tuple[type[Attack], ...]:
-        """Return attacks that a user registered, and attacks on weighted scores."""
+        """Return attacks beyond the built-in ones, also those whose scores a chosen attack combines."""
         parts = list[type[Attack]]()
         for name in self.chosen:
             kind = ATTACKS.get(name)

@@ -204,7 +204,7 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
 
 
 def _admitted(federation: Federation, opened: Broadcast, round_: int) -> list[int]:
-    """Return the clients of a cohort whose budgets allow one more participation, and record it."""
+    """Return the clients of a cohort whose budgets allow one more participation; it is recorded as in the run."""
     cohort = federation.cohort(round_)
     asked = [partition for partition in cohort if federation.embedded.records(partition)]
     verdicts = federation.parties.admit(_in_round(opened, round_), asked)

@@ -33,7 +33,7 @@ from fedveil_studies.own_methods.worlds import (
 
 
 def cases(d: int) -> list[Duel]:
-    """Every method at dimension d."""
+    """Make the duels of every method at dimension d."""
     return [
         *_proven_central(d),
         *_adaptive_central(d),
@@ -159,7 +159,7 @@ def _adaptive_central(d: int) -> list[Duel]:
 
 
 def _heuristic_central(d: int) -> list[Duel]:
-    """What is printed, and proves nothing."""
+    """Make duels of printed (heuristic) methods, which promise nothing."""
     last, zero = unit(d, d - 1), torch.zeros(d, dtype=torch.float64)
     spread = torch.ones(d, dtype=torch.float64) / math.sqrt(d)
     adam = GlobalDP(FedAdam(lr=1.0), noise_multiplier=1.0, clip=1.0, order="printed")

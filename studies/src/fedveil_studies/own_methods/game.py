@@ -1,8 +1,8 @@
-"""What `fedveil verify` plays: games on the parties of every method alone, without data; each cell leaves its verdicts.
+"""Games of `fedveil verify` on the parties of every method, without data; each cell gives verdicts.
 
-Three of them: the worst-case worlds of every method beside what is claimed, its noise over ten rounds beside what its
-ledger declares, and canaries in one run beside the same. A verdict's detail "broken" is 1 where a promise does not
-hold, and missing where there is none.
+There are three games. One plays every method's worst-case worlds against its claim. One tests its noise over ten rounds
+against its ledger. One plays canaries in one run against its ledger. A verdict's detail "broken" is 1 if a promise does
+not hold, and missing if there is no promise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,16 +28,16 @@ DIMENSIONS = (1, 11, 1000)
 
 @dataclass(frozen=True, eq=False)
 class PartyGame(Unconfigured):
-    """A game whose cells play parties in worlds of their own making.
+    """Game whose cells run parties in constructed worlds.
 
     Attributes
     ----------
     name : str
-        For reports.
+        Name for reports.
     plays : sequence of callable
-        One a cell; what it returns are verdicts.
+        One function per cell; it returns verdicts.
     asked : mapping
-        What was asked for, in plain values.
+        Options of the game, as plain values.
     """
 
     name: str
@@ -58,7 +58,7 @@ class PartyGame(Unconfigured):
         return self._cells
 
     def judge(self, finished: Finished) -> Judgement:
-        """The verdicts of all cells."""
+        """Collect the verdicts of all cells."""
         summaries = (finished.outcomes[cell.key].summary for cell in self._cells)
         return Judgement(
             [verdict for summary in summaries for verdict in summary.values["verdicts"]]
@@ -70,28 +70,28 @@ def _summed(play: Callable[[], list[Verdict]]) -> Summary:
 
 
 def guarantees_game(runs: int, dimensions: Sequence[int] = DIMENSIONS) -> PartyGame:
-    """The distinguishing game on every method's worst-case worlds, `runs` of each, half of them for the threshold."""
+    """Make the distinguishing game on every method's worst-case worlds, with `runs` runs each, half for the threshold."""
     require_count("--runs", runs, least=8)
     plays = [partial(duel_verdicts, case, d, runs) for d in dimensions for case in cases(d)]
     return PartyGame("distinguishing game", plays, {"runs": runs})
 
 
 def noise_game(dimensions: Sequence[int] = DIMENSIONS) -> PartyGame:
-    """Every method's noise over ten rounds; at most one call in 1 / `LEVEL` finds fault with sound noise somewhere."""
+    """Make the game that tests every method's noise over ten rounds; false alarms have probability at most `LEVEL`."""
     every = [(d, one) for d in dimensions for one in methods(d)]
     plays = [partial(_examined, one, d, LEVEL / len(every)) for d, one in every]
     return PartyGame("noise", plays, {"level": LEVEL})
 
 
 def canary_game(m: int) -> PartyGame:
-    """Every method with m canaries as it is, and then with each of its planted bugs."""
+    """Make the game that plays `m` canaries on every method as it is, and with each planted bug."""
     require_count("--canaries", m, least=10)
     plays = [partial(audit.verdicts, name) for name, audit in audits(m).items()]
     return PartyGame("canaries", plays, {"canaries": m})
 
 
 def duel(case: Duel, d: int, runs: int) -> GameResult:
-    """Both worlds at dimension d, each run with fresh parties and noise of its own."""
+    """Run both worlds at dimension d, each run with fresh parties and noise, and bound mu."""
     source = ReproducibleSource(d)
     inside, outside = (
         np.array([case.score(world(source.child(case.name, w, r))) for r in range(runs)])
@@ -101,14 +101,14 @@ def duel(case: Duel, d: int, runs: int) -> GameResult:
 
 
 def held(case: Duel, result: GameResult) -> bool | None:
-    """Whether the adversary proves no more than is claimed; None where nothing is."""
+    """Whether the adversary proves no more than is claimed; None without a claim."""
     if case.claimed_mu is not None:
         return result.mu_lower <= case.claimed_mu
     return None if case.claimed_epsilon is None else result.epsilon_lower <= case.claimed_epsilon
 
 
 def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:
-    """The one verdict of a duel, beside its claim."""
+    """Return the verdict of a duel, compared with its claim."""
     result = duel(case, d, runs)
     kept = held(case, result)
     details = {

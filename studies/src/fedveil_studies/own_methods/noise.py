@@ -1,4 +1,4 @@
-"""The noise itself: every method's parties play ten rounds, and what is left of their releases is tested.
+"""Test the noise of every method: its parties play ten rounds, and the residuals of their releases are tested.
 
 The game knows one round; noise that is missing in another, or is used again, passes it. Here inputs are such that a
 release without its noise is known: updates shorter than C whose mean, median and trimmed mean are one vector. What is
@@ -59,7 +59,7 @@ Play = Callable[
 
 
 def standardised(residual: Tensor, spend: Spend) -> Tensor:
-    """A release's residual [d] over its declared deviation: standard normal where the noise is as declared.
+    """Divide a release's residual [d] by its declared deviation; it is standard normal if the noise is as declared.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def standardised(residual: Tensor, spend: Spend) -> Tensor:
 
 
 def _normal(noise: Tensor) -> Tensor:
-    """Euclidean Laplace noise at epsilon 1, its radius Gamma(d), as a normal vector of the same direction."""
+    """Map Euclidean Laplace noise at epsilon 1, with radius Gamma(d), to a normal vector of the same direction."""
     d, radius = len(noise), float(noise.norm())
     if scipy.special.gammainc(d, radius) < 0.5:
         length = math.sqrt(2 * scipy.special.gammaincinv(d / 2, scipy.special.gammainc(d, radius)))
@@ -103,7 +103,7 @@ def by_servers(
 
 
 def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01) -> Play:
-    """Clients lie in pairs on either side of one update, a little apart."""
+    """Make residuals of a server whose clients lie in pairs on either side of one update, `apart` from it."""
     update = torch.full((d,), 0.02 / math.sqrt(d), dtype=torch.float64)
     updates = torch.stack([update + apart * (-1) ** p * unit(d, d - 1) for p in range(cohort)])
 
@@ -127,7 +127,7 @@ def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01)
 
 
 def sent_noise(side: ClientSide, d: int) -> Play:
-    """Clients of one federation, each of which starts a round at its own last release."""
+    """Make residuals of clients of one federation, each of which starts a round at its own last release."""
     update, names = (
         torch.full((d,), 0.02 / math.sqrt(d), dtype=torch.float64),
         list(layout(d).groups("module")),
@@ -178,7 +178,7 @@ def trained_noise(side: RecordDP, d: int) -> Play:
 
 
 def drawn_noise(d: int) -> Play:
-    """The operating system's entropy, as a deployment's parties draw it, whatever source the others have."""
+    """Make residuals of noise from the operating system's entropy, as in a deployment, whatever the given source."""
 
     def play(source: Source) -> Tensor:
         streams = [[SecureSource().child(str(k), t) for t in range(ROUNDS)] for k in range(PARTIES)]
@@ -188,7 +188,7 @@ def drawn_noise(d: int) -> Play:
 
 
 def published_noise() -> Play:
-    """Loss and accuracy of four clients."""
+    """Make residuals of the published loss and accuracy of four clients."""
     figures = torch.full((4, 2), 0.5, dtype=torch.float64)
 
     def played(server: ServerParty) -> list[Tensor]:
@@ -226,16 +226,16 @@ def clip_noise(clip: QuantileClip) -> Play:
 
 @dataclass(frozen=True)
 class NoiseGame:
-    """A method and its noise.
+    """Test of one method's noise.
 
     Attributes
     ----------
     name : str
-        The method and its setting.
+        Name of the method and its setting.
     play : callable
-        ``source -> [parties, rounds, coordinates]``, residuals over their declared deviation.
+        Function ``source -> [parties, rounds, coordinates]`` that returns residuals over their declared deviation.
     resolution : float
-        Width of the grid that the noise lies on, in deviations.
+        Width of the noise's grid, in deviations.
     """
 
     name: str
@@ -243,12 +243,12 @@ class NoiseGame:
     resolution: float = 1e-12
 
     def examine(self, source: Source) -> Departure:
-        """Find what fits the declared noise least."""
+        """Return the test that fits the declared noise least."""
         return departures(self.play(source), self.resolution)[0]
 
 
 def methods(d: int) -> list[NoiseGame]:
-    """Every method that adds noise, at dimension d."""
+    """Make the noise tests of every method that adds noise, at dimension d."""
     z: dict[str, Any] = {"noise_multiplier": 1.0, "clip": 1.0}
     moving = QuantileClip(initial=1.0, quantile=0.5, lr=0.2, bit_noise=1.0)
     played = [

@@ -1,7 +1,7 @@
-"""Worlds of a game's own making, played through the parties that every engine runs, and two of them as a duel.
+"""Constructed worlds, played through the parties that every engine runs; two of them form a duel.
 
-A duel is two worlds that differ in one client, as far apart as the relation permits. Each run takes fresh parties: the
-clients admit the broadcast and release, the server combines; what the adversary sees is what was handed over.
+A duel is two worlds that differ in one client, as far apart as the relation permits. Each run uses fresh parties.
+Clients admit the broadcast and release, and the server combines. The adversary sees what the parties handed over.
 """
 
 import math
@@ -37,7 +37,7 @@ ROUND, ROUNDS = 2, 10
 
 @dataclass(frozen=True)
 class Sight:
-    """View of the adversary on one run: models, metrics and the next clipping norm (0: none); and the party."""
+    """What the adversary sees of one run: models, metrics and the next clip (0: none); and the party."""
 
     models: tuple[Tensor, ...]
     clip: float
@@ -46,7 +46,7 @@ class Sight:
 
     @property
     def moved(self) -> Tensor:
-        """The sum of the models [d]."""
+        """Sum of the models [d]."""
         return torch.stack(self.models).sum(0)
 
 
@@ -61,15 +61,15 @@ class Duel:
     Attributes
     ----------
     name : str
-        The method and its setting.
+        Name of the method and its setting.
     worlds : tuple of callable
-        ``source -> Sight``, one run each: in, where the client or the first of two inputs is there, and out.
+        Two functions ``source -> Sight``, each one run: with the client (or the first of two inputs), and without.
     score : callable
-        ``Sight -> float``.
+        Function ``Sight -> float``.
     claimed_mu, claimed_epsilon : float, optional
-        What it claims, in Gaussian DP or as an epsilon at delta 0.
+        Claim of the method: mu of Gaussian DP, or an epsilon at delta 0.
     claim : str
-        The same in words.
+        Claim in words.
     """
 
     name: str
@@ -93,7 +93,7 @@ def claiming(
     score: Score,
     distance: float = 1.0,
 ) -> Duel:
-    """Two worlds of one kind with the claim of the first one's ledger; by distance, of models so far apart."""
+    """Make a duel with the claim of the first world's ledger; a claim over distance is taken at `distance`."""
     worlds = world(inside), world(outside)
     entries = worlds[0](ReproducibleSource(0)).party.ledger.entries
     whole, rounds = total(e.spend.guarantee for e in entries), len({e.key[0] for e in entries})
@@ -124,7 +124,7 @@ def claiming(
 
 
 def short(seen: Sight) -> float:
-    """Minus the length of what moved."""
+    """Score by minus the length of the model's change."""
     return -float(seen.moved.norm())
 
 
@@ -141,7 +141,7 @@ def unit(d: int, at: int = 0) -> Tensor:
 
 
 def layout(d: int) -> Layout:
-    """Two layers of about equal size; one where there is one coordinate."""
+    """Make a layout of two layers of about equal size; of one layer if d is 1."""
     shapes = {"a.weight": (d // 2,), "b.weight": (d - d // 2,)} if d > 1 else {"a.weight": (1,)}
     return Layout.from_shapes(shapes, torch.float64)
 
@@ -155,7 +155,7 @@ def opened(
     scores: Any = None,
     dtype: torch.dtype = torch.float64,
 ) -> Broadcast:
-    """A broadcast of one model, zeros if none is given."""
+    """Make a broadcast of one model, by default zeros."""
     public = PublicFacts(
         round=round_, rounds=ROUNDS, cohort=cohort, dimension=d, layer_scores=scores
     )
@@ -164,7 +164,7 @@ def opened(
 
 
 def server_of(side: ServerSide, d: int, source: Source, **options: Any) -> ServerParty:
-    """A fresh server of a method, without clients."""
+    """Make a fresh server party of a method, without clients."""
     return ServerParty(
         Method("game", TrustedServer(), side),
         layout(d),
@@ -177,14 +177,14 @@ def server_of(side: ServerSide, d: int, source: Source, **options: Any) -> Serve
 def client_of(
     side: ClientSide, d: int, source: Source, number: int = 0, **options: Any
 ) -> ClientParty:
-    """A fresh client of a method, without a server."""
+    """Make a fresh client party of a method, without a server."""
     return ClientParty(
         Method("game", side, Plain()), layout(d), Ledger("game", str(number)), source, **options
     )
 
 
 def admitted(party: ClientParty, releases: Releases, facts: ClientFacts) -> Tensor:
-    """The one model [d] that a client hands over after it has admitted the broadcast."""
+    """Return the model [d] that a client releases after it has admitted the broadcast."""
     if isinstance(party.admit(facts.broadcast), Refusal):
         raise AssertionError("a client without a budget is never refused")
     (model,) = party.release(releases, facts)
@@ -201,7 +201,7 @@ def served(
     rounds: int = 1,
     state: Any = None,
 ) -> World:
-    """The server's world on clients that moved by updates [n, d]; with counts and metrics [n, 2] that they report."""
+    """Make the world of a server whose clients moved by updates [n, d], and may report counts and metrics [n, 2]."""
     n, d = updates.shape
     planned = cohort or n
     facts = ClientFacts(broadcast=opened(d, planned), layout=layout(d))
@@ -240,7 +240,7 @@ def sent(
     state: Any = None,
     scores: dict[str, float] | None = None,
 ) -> World:
-    """The world of one client that moved by an update [d]; beside its model it tries to send a count and a loss."""
+    """Make the world of one client that moved by an update [d] and also tries to send a count and a loss."""
     d = len(update)
     facts = ClientFacts(broadcast=broadcast, layout=layout(d), layer_scores=scores)
     others = (Release("count", torch.tensor(7.0)), Release("metric", torch.tensor(0.5), "loss"))

@@ -22,7 +22,7 @@ WRITERS, CELLS = 53.9, 2392.0  # planned for a silo: writers, images of blood ce
 
 @study.adjust
 def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> None:
-    """Rounds, clip and learning rate chosen for this line; and, for record level by group, the noise for all images."""
+    """Set rounds, clip and learning rate that were chosen for this line; for record level by group also the noise."""
     scenario, privacy, data = values["name"].split("-")[0], values["privacy"], values["data"]
     images = data["made_up_people"]
     if scenario == "group":
@@ -61,7 +61,7 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
 
 @study.measure("public labels")
 def public_labels(outcomes: Sequence[Outcome], _argument: str) -> Value:
-    """Accuracy on the same writers of a head trained on the public writers' digits with their labels."""
+    """Accuracy on the same writers of a head that was trained on the public writers' labelled digits."""
     data = outcomes[0].cell.config.data
     return Value(_public_head(data.name, data.options["features"]))
 
@@ -74,5 +74,5 @@ def _public_head(name: str, features: int) -> float:
 
 @study.curve("over epsilon")
 def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
-    """A figure of the test half over log2 of the total epsilons of one person; level where there is no privacy."""
+    """Figure of the test half against log2 of the total epsilon of one person; a level line without privacy."""
     return over_totals(outcomes, figure, ENDS, LEVELS)

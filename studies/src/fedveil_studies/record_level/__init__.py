@@ -21,14 +21,14 @@ ENDS = (-1.0, 3.0)  # where the line without privacy begins and ends: epsilon .5
 
 
 def tuned_of(package: str, keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:
-    """The lines of a study's tuned.csv by some of their columns."""
+    """Read a study's tuned.csv, keyed by some of its columns."""
     text = (resources.files(package) / "tuned.csv").read_text(encoding="utf-8")
     return {tuple(row[k] for k in keys): row for row in csv.DictReader(text.splitlines())}
 
 
 @study.adjust
 def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> None:
-    """Rounds, clip and learning rate that were chosen for this scenario, trust model and epsilon."""
+    """Set rounds, clip and learning rate that were chosen for this scenario, trust model and epsilon."""
     privacy, scenario = values["privacy"], values["name"].split("-")[0]
     plain = privacy["method"] == "vanilla"
     sum_ = (
@@ -56,7 +56,7 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
 
 @study.measure("public labels")
 def public_labels(outcomes: Sequence[Outcome], _argument: str) -> Value:
-    """Accuracy on the test half of a head trained on the public images with their labels, and on nothing private."""
+    """Accuracy on the test half of a head that was trained on labelled public images only."""
     config = outcomes[0].cell.config
     dealt = deal_out(config.data, config.seed)
     assert dealt.public is not None
@@ -64,7 +64,7 @@ def public_labels(outcomes: Sequence[Outcome], _argument: str) -> Value:
 
 
 def score_of_head(public: tuple[Tensor, Tensor], measured: tuple[Tensor, Tensor]) -> float:
-    """Accuracy on some examples of a linear head that was trained on others; inputs and labels each."""
+    """Train a linear head on public inputs and labels, and return its accuracy on measured ones."""
     from sklearn.linear_model import LogisticRegressionCV
 
     head = LogisticRegressionCV(
@@ -76,7 +76,7 @@ def score_of_head(public: tuple[Tensor, Tensor], measured: tuple[Tensor, Tensor]
 
 @study.curve("over epsilon")
 def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
-    """A figure of the test half over log2 of the total epsilons of the runs; level where there is no privacy."""
+    """Figure of the test half against log2 of the runs' total epsilon; a level line without privacy."""
     return over_totals(
         outcomes, figure, ENDS, (o.cell.config.privacy.options["epsilon"] for o in outcomes)
     )
@@ -85,7 +85,7 @@ def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
 def over_totals(
     outcomes: Sequence[Outcome], figure: str, ends: tuple[float, float], totals: Iterable[float]
 ) -> Curve:
-    """A figure of the test half over log2 of the runs' total epsilons; without privacy it is level between the ends."""
+    """Figure of the test half against log2 of the runs' total epsilon; without privacy, a level line between the ends."""
     values = [float(o.summary.values["test_metrics"][figure]) for o in outcomes]
     if outcomes[0].cell.config.privacy.method == "vanilla":
         return Curve(list(ends), [values[0]] * 2)

@@ -40,20 +40,20 @@ def tell_how_many(values: dict[str, Any], _scale: ScaleOf, _flags: frozenset[str
 
 @study.probe("selection")
 class RuleWatch(WholeRun):
-    """Whom the rule leaves out in every round; after the run, success, recall and accuracy on two parts of examples."""
+    """Probe of the clients that the rule leaves out; after the run, success, recall and accuracy on two parts of examples."""
 
     name = "robust rules"
     _selection: SelectionProbe | None = None
 
     @property
     def figures(self) -> Collection[str]:
-        """Those of `SelectionProbe`."""
+        """Figures of `SelectionProbe`."""
         if self._selection is None:
             return ()
         return self._selection.figures
 
     def begin(self, setup: Setup) -> None:
-        """Take who is malicious; see `fedveil_lab.runs.runner.Judge`."""
+        """Store which clients are malicious, before the run."""
         poisoning, rule = setup.poisoning, setup.method.server.rule
         if poisoning is None or rule is None:
             raise FieldError("malicious", poisoning, "the study needs malicious clients and a rule")
@@ -89,7 +89,7 @@ class RuleWatch(WholeRun):
 
 
 def played(malicious: Mapping[str, Any]) -> tuple[str, str, bool]:
-    """What decides which attack of ``[changes]`` it is: the behaviour, the one inside it, and whether they act."""
+    """Return what identifies an attack of ``[changes]``: its behaviour, the inner behaviour, and whether clients act."""
     return (
         malicious["behaviour"],
         (malicious.get("of") or {}).get("behaviour", ""),
@@ -104,14 +104,14 @@ ATTACKS = {
 
 
 def under(outcomes: Sequence[Outcome], attack: str) -> Outcome:
-    """The run under an attack."""
+    """Return the run under an attack."""
     return next(
         o for o in outcomes if played(o.cell.config.to_dict()["malicious"]) == ATTACKS[attack]
     )
 
 
 def figure_of(outcome: Outcome, figure: str, part: str = "test") -> float:
-    """A figure of a part of the examples, or of the rule's choice in the mean over rounds."""
+    """Return a figure on a part of the examples, or a figure of the rule's choice averaged over rounds."""
     concluded = outcome.summary.values["concluded"][RuleWatch.name][part]
     if figure in concluded:
         return float(concluded[figure])
@@ -119,14 +119,14 @@ def figure_of(outcome: Outcome, figure: str, part: str = "test") -> float:
 
 
 def worst_of(outcomes: Sequence[Outcome]) -> float:
-    """Test accuracy under the attack that leaves the least on the other examples."""
+    """Test accuracy under the attack that leaves the least accuracy on the validation examples."""
     acting = [o for o in outcomes if played(o.cell.config.to_dict()["malicious"])[2]]
     return figure_of(min(acting, key=lambda o: figure_of(o, "accuracy", "validation")), "accuracy")
 
 
 @study.measure("under")
 def measured(outcomes: Sequence[Outcome], figure: str, attack: str) -> Value:
-    """Success, recall, accuracy, or one of the rule's choices, which it may not have (NaN)."""
+    """Success, recall, accuracy, or a figure of the rule's choice (NaN if the rule has none)."""
     outcome = under(outcomes, attack)
     known = figure in ("success", "recall", "accuracy") or figure in outcome.rows[0].get(
         "figures", {}
@@ -136,13 +136,13 @@ def measured(outcomes: Sequence[Outcome], figure: str, attack: str) -> Value:
 
 @study.measure("worst accuracy")
 def worst(outcomes: Sequence[Outcome], _argument: str) -> Value:
-    """See `worst_of`."""
+    """Test accuracy under the worst attack, see `worst_of`."""
     return Value(worst_of(outcomes))
 
 
 @study.curve("worst over share")
 def worst_over_share(outcomes: Sequence[Outcome], _argument: str) -> Curve:
-    """One point above the malicious share."""
+    """One point: the worst accuracy against the malicious share."""
     return Curve(
         [float(outcomes[0].cell.config.to_dict()["malicious"]["share"])], [worst_of(outcomes)]
     )

@@ -1,4 +1,4 @@
-"""Whom a robust rule used: honest clients left out, rare but honest ones among them, and what malicious ones got."""
+"""Measure which clients a robust rule used: honest and rare clients left out, and the share of malicious ones."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -13,14 +13,14 @@ from fedveil.mechanisms import ReproducibleSource
 
 
 def rare_clients(clients: Sequence[ClientData], among: Collection[int], classes: int) -> list[int]:
-    """The quarter of some clients (at least one) whose class shares are furthest from those of all, in total variation.
+    """Select the quarter of some clients (at least one) whose class shares differ most from those of all clients.
 
     Parameters
     ----------
     clients : sequence of ClientData
-        All of them.
+        All clients.
     among : collection of int
-        Partitions, such as the honest ones.
+        Partitions to select from, such as the honest ones.
     classes : int
         Number of classes.
     """
@@ -32,7 +32,7 @@ def rare_clients(clients: Sequence[ClientData], among: Collection[int], classes:
 
 
 class SelectionProbe:
-    """A probe: shares of honest clients, and of rare ones, that the rule left out, and what malicious clients made up.
+    """Probe of a rule's choice: shares of honest and of rare clients left out, and weight of malicious ones.
 
     A client is left out where its share in the result is 0. The rule is asked again about what arrived; where it draws
     (buckets), about another draw. Rules that treat each coordinate by itself cannot say, and give no figures.
@@ -40,9 +40,9 @@ class SelectionProbe:
     Parameters
     ----------
     rule : Aggregator
-        The server's.
+        The server's aggregation rule.
     malicious, rare : collection of int
-        Partitions; `rare` of honest clients.
+        Partitions of malicious clients, and of rare honest ones.
     """
 
     def __init__(self, rule: Aggregator, malicious: Collection[int], rare: Collection[int]) -> None:
@@ -51,18 +51,18 @@ class SelectionProbe:
 
     @property
     def name(self) -> str:
-        """The rule and who is malicious."""
+        """Name with the rule and the malicious clients."""
         return f"selection of {self.rule!r}, malicious {sorted(self.malicious)}, rare {sorted(self.rare)}"
 
     @property
     def figures(self) -> Collection[str]:
-        """Three, or none."""
+        """Names of the three figures; empty if the rule gives none."""
         if not self.says:
             return ()
         return ("honest_rejected", "rare_rejected", "malicious_share")
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """The figures of a round; a client whose reply could not be used counts as left out."""
+        """Return the figures of a round; a client whose reply could not be used counts as left out."""
         if not self.says:
             return {}
         start, used = seen.broadcast.models[0], seen.record.round.used

@@ -45,19 +45,19 @@ LOSSES = tuple(k / 4 for k in range(41))  # nats
 
 @study.probe("watch")
 class Watch(WholeRun):
-    """Measures the noise of every round, and after the run the loss of training and of held-out examples."""
+    """Probe of the noise in every round, and of the final loss on training and held-out examples."""
 
     name = "sga-ldp, losses"
     figures: Collection[str] = ("noise power",)
     _model: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
-        """Take the records in question; see `fedveil_lab.runs.runner.Judge`."""
+        """Store the records to be attacked, before the run."""
         self._setup, self._model = setup, None
         self._clients: Sequence[ClientData] = setup.clients
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Mean over the clients of the variance of a coordinate's noise."""
+        """Return the variance of a coordinate's noise, averaged over clients."""
         self._model = seen.models[0]
         scales = [scale[0] for scale in seen.record.client_scales.values() if scale]
         report = seen.record.round.report
@@ -87,12 +87,12 @@ class Watch(WholeRun):
 
 
 class SomeMembers(MembershipView):
-    """The same of the first clients alone, where all are honest: it needs every client's model on every record."""
+    """`MembershipView` for the first clients of honest runs only, as it needs every client's model on every record."""
 
     name = f"membership, the first {ATTACKED} clients"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Keep their releases."""
+        """Keep the releases of the first clients."""
         if self._setup.poisoning is None or not self._setup.poisoning.behaviours:
             super().__call__(seen)
             kept = []
@@ -104,7 +104,7 @@ class SomeMembers(MembershipView):
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """Nothing where some are malicious."""
+        """Judge the attacks; empty if some clients are malicious."""
         concluded = []
         for judge in judges:
             found: dict[str, Any] = {}
@@ -127,7 +127,7 @@ class Premise(WholeRun):
     figures: Collection[str] = ("cosine", "step", "sigma")
 
     def begin(self, setup: Setup) -> None:
-        """Take the budgets; see `fedveil_lab.runs.runner.Judge`."""
+        """Store the budgets, before the run."""
         side = setup.method.client
         if not isinstance(side, SGALDP):
             raise FieldError("privacy.method", setup.config.privacy.method, "must be 'sga-ldp'")
@@ -144,10 +144,11 @@ class Premise(WholeRun):
 
 @study.probe("trust")
 class Trust(WholeRun):
-    """What the cosine tells of clients, with the last global update and with an update from the server's public data.
+    """Probe of clients' cosines with the last global update, and with an update from the server's public data.
 
-    The second is FLTrust's reference, which carries no noise. Of releases without noise that is the cosine that
-    SGA-LDP's clients would find. Rare: the third of the honest clients whose labels are farthest from all clients'.
+    The second is FLTrust's reference, which carries no noise. For releases without noise it is the cosine that
+    SGA-LDP's clients would find. Rare clients are the third of the honest ones whose labels are farthest from all
+    clients'.
     """
 
     name = "cosines with two references"
@@ -157,7 +158,7 @@ class Trust(WholeRun):
     _before: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
-        """Take the public examples, and who is rare; see `fedveil_lab.runs.runner.Judge`."""
+        """Store the public examples and the rare clients, before the run."""
         if setup.dealt.public is None:
             raise FieldError("data.public_examples", 0, "the server's own update needs some")
         config, clients = setup.config, setup.dealt.clients
@@ -213,10 +214,10 @@ SETTLED = 5  # rounds that are left out before the cosine is averaged
 
 
 def worth(plain: float, step: float, noise: float, dimension: int) -> float:
-    """Expected max(0, cosine) with a reference of length `step` to which noise of length `noise` is added.
+    """Compute the expected max(0, cosine) with a reference of length `step` plus noise of length `noise`.
 
-    Without noise the cosine would be c (`plain`). With r = step / sqrt(step^2 + noise^2) it is normal around r c with
-    deviation s = sqrt((1 - r^2) / d), so that its positive part is r c Phi(r c / s) + s phi(r c / s).
+    Without noise the cosine is c (`plain`). With r = step / sqrt(step^2 + noise^2) it is normal with mean r c and
+    deviation s = sqrt((1 - r^2) / d). So its positive part has mean r c Phi(r c / s) + s phi(r c / s).
     """
     r = step / math.hypot(step, noise)
     mean, s = r * plain, math.sqrt((1 - r * r) / dimension)
@@ -226,7 +227,7 @@ def worth(plain: float, step: float, noise: float, dimension: int) -> float:
 
 
 def _noise(outcome: Outcome) -> float:
-    """Length of the noise of a global update: sigma sqrt(d / n)."""
+    """Length of the noise in a global update: sigma sqrt(d / n)."""
     values = outcome.summary.values
     return outcome.series("sigma")[0] * math.sqrt(
         values["dimension"] / int(outcome.cell.config.data.clients)
@@ -235,7 +236,7 @@ def _noise(outcome: Outcome) -> float:
 
 @study.curve("premise measured")
 def measured_worth(outcomes: Sequence[Outcome], _argument: str) -> Curve:
-    """Mean of max(0, cosine), over the length of the reference's noise."""
+    """Mean of max(0, cosine) against the length of the reference's noise."""
     cosines = [settled([outcome], "cosine").value for outcome in outcomes]
     return Curve(list(map(_noise, outcomes)), cosines)
 
@@ -252,13 +253,13 @@ def expected_worth(outcomes: Sequence[Outcome], _argument: str) -> Curve:
 
 @study.measure("membership loss")
 def membership(outcomes: Sequence[Outcome], _argument: str) -> Value:
-    """AUC of minus the loss, of all clients' training examples against all that they hold out."""
+    """AUC of minus the loss, for all clients' training examples against all held-out ones."""
     return Value(float(outcomes[0].summary.values["concluded"][Watch.name]["membership"]))
 
 
 @study.measure("attack")
 def attack(outcomes: Sequence[Outcome], name: str, at: str = "") -> Value:
-    """AUC of one of `MEMBERSHIPS`; or its true positives at a rate of false ones."""
+    """AUC of one of `MEMBERSHIPS`, or its true positive rate at a false positive rate."""
     views = outcomes[0].summary.values["concluded"].values()
     view: Mapping[str, Any] = next(
         (v for v in views if name in v["figures"] or name in v["refused"]), {}
@@ -291,19 +292,19 @@ def phase(outcomes: Sequence[Outcome], name: str) -> Value:
 
 @study.curve("phase")
 def over_clients(outcomes: Sequence[Outcome], name: str) -> Curve:
-    """`phase`, above the number of clients."""
+    """`phase` against the number of clients."""
     return Curve([int(outcomes[0].cell.config.data.clients)], [phase(outcomes, name).value])
 
 
 @study.curve("losses")
 def losses(outcomes: Sequence[Outcome], kind: str) -> Curve:
-    """``losses members`` or ``losses others``: the share of them whose loss is at most x."""
+    """Distribution function of the loss, for ``losses members`` or ``losses others``."""
     return Curve(LOSSES, outcomes[0].summary.values["concluded"][Watch.name][kind])
 
 
 @study.measure("settled")
 def settled(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """``settled FIGURE``: of a probe, mean over the rounds but the first five."""
+    """Figure of a probe, ``settled FIGURE``, averaged over all rounds after the first five."""
     return Value(fmean(outcomes[0].series(figure)[SETTLED:]))
 
 
