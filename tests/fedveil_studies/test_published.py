@@ -277,6 +277,24 @@ def test_every_line_is_planned_at_its_epsilon_with_borrowed_settings():
 
 
 @pytest.mark.data
+def test_lines_on_mnist_have_the_published_setting():
+    planned = Reproduction(study, Choices(seed=0, seeds=1))
+    configs = [c.config for m in planned.measurements("mnist") for c in m.cells]
+    private = [config for config in configs if config.privacy.method == "record"]
+    assert len(private) == 3
+    for config in private:
+        own = config.privacy.options
+        assert (own["clip"], config.local.lr, config.aggregator.options["momentum"]) == (
+            0.1,
+            8,
+            0.9,
+        )
+        assert config.rounds == 40 * (60_000 // 4096)
+        assert (own["epsilon"], own["delta"]) == (3.0, 1e-5)
+        assert own["examples"] * config.data.clients == 60_000
+
+
+@pytest.mark.data
 def test_hospitals_are_measured_on_what_each_of_them_holds_out(tmp_path):
     cell = Reproduction(study, Choices(scale="tiny")).cell("heart", "1", "alone", 0)
     outcome = Store(tmp_path).run([cell]).outcomes[cell.key]

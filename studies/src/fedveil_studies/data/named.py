@@ -107,6 +107,7 @@ def load_mnist_by_writer(
     measured: str = "rest",
     most: int = 0,
     scattering: int = 0,
+    scattering_groups: int = 0,
 ) -> DataSet:
     """Load MNIST, handwritten digits [1, 28, 28], with its writers as natural clients.
 
@@ -133,6 +134,9 @@ def load_mnist_by_writer(
     scattering : int
         Number of scattering features, of length 1, that replace pixels (`fedveil_studies.data.scattering`); 0: pixels.
         They are computed once, in some minutes, and cached.
+    scattering_groups : int
+        All 3,969 scattering coefficients in the place of pixels, standardised over so many groups of an image's 81 maps
+        and left at the length they then have, at most 63. They are computed once and cached. 0: pixels.
 
     Raises
     ------
@@ -145,6 +149,10 @@ def load_mnist_by_writer(
     if require_count("data.scattering", scattering, least=0) and (features or rotated):
         accepted = "is of digits as they are: leave out features and rotated"
         raise FieldError("data.scattering", scattering, accepted)
+    groups = require_count("data.scattering_groups", scattering_groups, least=0)
+    if groups and (scattering or features or rotated):
+        accepted = "is of digits as they are: leave out scattering, features and rotated"
+        raise FieldError("data.scattering_groups", groups, accepted)
     require_choice("data.measured", measured, ("rest", "tuning", "public"))
     arrays = arrays_of("mnist-by-writer", MNIST_BY_WRITER, [*PARTS, *WRITERS])
     if rotated != 0:
@@ -160,8 +168,8 @@ def load_mnist_by_writer(
         group = owner
     licence = "CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)"
     dataset = replace(dataset, owner=owner, owners=owners, group=group, note=note, licence=licence)
-    if scattering:
-        dataset = scattered(dataset, scattering)
+    if scattering or groups:
+        dataset = scattered(dataset, scattering, groups)
     if require_count("data.features", features, least=0):
         dataset = writers.with_components(
             dataset, torch.from_numpy(arrays["test_writer"]), features, measured

@@ -83,6 +83,34 @@ def features_of(images: Tensor, count: int) -> Tensor:
     return torch.cat([_turned(scattering(part), turn) for part in torch.split(images, AT_ONCE)])
 
 
+def standardised(images: Tensor, groups: int) -> Tensor:
+    """Compute all scattering coefficients of images, standardised by image and group of neighbouring maps.
+
+    Nothing is scaled afterwards: an image's features have at most the length sqrt(81 H W / 16), which is 63 for digits.
+
+    Parameters
+    ----------
+    images : Tensor
+        [N, H, W], float32; see `scattering`.
+    groups : int
+        Number of groups, a divisor of 81.
+
+    Returns
+    -------
+    Tensor
+        [N, 81 H W / 16], float32.
+
+    Raises
+    ------
+    FieldError
+        If `groups` does not divide 81.
+    """
+    if MAPS % groups:
+        raise FieldError("data.scattering_groups", groups, f"must divide the {MAPS} maps")
+    parts = torch.split(images, AT_ONCE)
+    return torch.cat([F.group_norm(scattering(part), groups).flatten(1) for part in parts])
+
+
 @cache
 def directions(coefficients: int, count: int) -> Tensor:
     """Draw orthonormal directions [coefficients, count], the same for everybody."""
@@ -166,23 +194,32 @@ def _spectrum(kernel: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.fft.fft2(kernel).real.astype(np.float32))
 
 
-def scattered(dataset: DataSet, count: int) -> DataSet:
-    """Return a set of grey images [N, 1, H, W] with scattering features in the place of pixels."""
+def scattered(dataset: DataSet, count: int, groups: int = 0) -> DataSet:
+    """Return a set of grey images [N, 1, H, W] with scattering features in the place of pixels.
+
+    With `groups` they are those of `standardised`, otherwise `count` of `features_of`.
+    """
     assert dataset.test_x is not None
-    x, test_x = (_cached(dataset.name, half[:, 0], count) for half in (dataset.x, dataset.test_x))
+    x, test_x = (
+        _cached(dataset.name, half[:, 0], count, groups) for half in (dataset.x, dataset.test_x)
+    )
     return replace(dataset, x=x, test_x=test_x)
 
 
-def _cached(name: str, images: Tensor, count: int) -> Tensor:
+def _cached(name: str, images: Tensor, count: int, groups: int) -> Tensor:
     """Compute the features of images [N, H, W] once, and keep them in the cache folder.
 
     A checksum of the images is part of the copy's name, so that other images have another copy.
     """
     checksum = hashlib.sha256(images.contiguous().numpy().tobytes()).hexdigest()[:12]
-    path = cache_folder() / f"{name}-scattering-{VERSION}-{count}-{checksum}.npy"
-    stored = _read(path, (len(images), count))
+    kind = f"groups-{groups}" if groups else f"{count}"
+    path = cache_folder() / f"{name}-scattering-{VERSION}-{kind}-{checksum}.npy"
+    height, width = images.shape[1:]
+    columns = MAPS * (height // STRIDE) * (width // STRIDE) if groups else count
+    stored = _read(path, (len(images), columns))
     if stored is None:
-        stored = features_of(images, count).numpy()
+        found = standardised(images, groups) if groups else features_of(images, count)
+        stored = found.numpy()
         with suppress(OSError):  # without a cache they are computed again
             _write(path, stored)
     return torch.from_numpy(stored)
