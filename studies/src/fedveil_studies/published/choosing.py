@@ -1,8 +1,8 @@
-"""Clip and rate of the lines on MNIST, chosen on scikit-learn's digits: ``python -m ...published.choosing FILE.csv``.
+"""Clip and rate of earlier lines on MNIST, chosen on scikit-learn's digits: ``python -m ...published.choosing FILE.csv``.
 
 The 1,797 digits were written by other people, in eight by eight pixels. They are enlarged to MNIST's size and get the
 same features. Each step's mean gradient gets the noise that the mean over MNIST's 60,000 digits has in earnest. The
-line with the least loss on 497 digits that were held out is chosen; tuned.csv has it.
+line with the least loss on 497 digits that were held out was chosen, at commit 39a2efd.
 """
 
 import csv

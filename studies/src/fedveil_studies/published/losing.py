@@ -1,9 +1,9 @@
-"""Why the line on MNIST loses: features or steps? ``python -m fedveil_studies.published.losing FILE.csv [theirs]``.
+"""Why an earlier line on MNIST lost: features or steps? ``python -m fedveil_studies.published.losing FILE.csv [theirs]``.
 
 A linear layer is trained on the training digits of 60 writers and measured on those of 30 others; no test digit is
 read, and no setting is chosen. Each step's mean gradient gets the noise that the mean over 60,000 digits has in earnest.
-Lines differ in features (how many, and over how many groups of maps each image is standardised) and in steps: 60, as our
-line has, and 560, as many as Tramèr and Boneh take in 40 epochs of batches of 4,096. Clip and rate are those of our line;
+Lines differ in features (how many, and over how many groups of maps each image is standardised) and in steps: 60, as that
+line had, and 560, as many as Tramèr and Boneh take in 40 epochs of batches of 4,096. Clip and rate are those of that line;
 with ``theirs`` those of their README (clip .1, rate 8, features of length 63), all else as here: full batches, not theirs.
 """
 
