@@ -1,7 +1,8 @@
-"""Check that a published data set's file is the version behind published figures, by a checksum of its contents."""
+"""Check that a published data set's file is the version behind published figures, by its contents or its publisher's MD5."""
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,36 @@ def require_version(
         If the checksums differ.
     """
     found = content_of(columns)
-    if found == known:
-        return
-    accepted = f"its file {file} is another version: the checksum of its contents begins with {found[:_SHOWN]}, and "
+    if found != known:
+        raise _another(name, file, "the checksum of its contents", found, known, official)
+
+
+def require_published_file(name: str, path: Path, known: str, official: str) -> None:
+    """Refuse another file than the one whose MD5 its publisher states.
+
+    Parameters
+    ----------
+    name : str
+        Name of the set among the sources.
+    path : Path
+        The file.
+    known : str
+        MD5 of all its bytes, as published.
+    official : str
+        Where that file is to be had.
+
+    Raises
+    ------
+    FieldError
+        If the MD5 is another.
+    """
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if found != known:
+        raise _another(name, path.name, "its MD5", found, known, official)
+
+
+def _another(name: str, file: str, what: str, found: str, known: str, official: str) -> FieldError:
+    accepted = f"its file {file} is another version: {what} begins with {found[:_SHOWN]}, and "
     accepted += f"has to begin with {known[:_SHOWN]}. The official set: {official}"
-    raise FieldError("data.name", name, accepted)
+    return FieldError("data.name", name, accepted)

@@ -1,6 +1,7 @@
 """The real sets by name: stand-ins for their files everywhere, the files themselves where they are (mark `data`)."""
 
 import gzip
+import hashlib
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ def here(tmp_path, monkeypatch):
     )  # a user's own may hold decoded copies
     for room in (named, cms):  # the files here are made up
         monkeypatch.setattr(room, "require_version", lambda *given: None)
+    monkeypatch.setattr(named, "require_published_file", lambda *given: None)
     return tmp_path
 
 
@@ -77,6 +79,20 @@ def test_the_official_bloodmnist_is_preferred_to_the_rebuilt_one(here):
     assert (data.note, data.class_names) == ("", BLOOD_CLASSES)
     assert data.x.unique().tolist() == [1.0]
     assert rebuilt.x.unique().tolist() == [0.0]
+
+
+def test_a_bloodmnist_file_of_another_md5_is_refused_with_where_the_official_one_is(
+    here, monkeypatch
+):
+    file = here / "bloodmnist.npz"
+    blood(file)
+    monkeypatch.undo()
+    monkeypatch.setenv("FEDVEIL_DATA", str(here))
+    with pytest.raises(FieldError, match=r"MD5 begins with .* 7053d0359d87.*zenodo"):
+        load("bloodmnist")
+    own = hashlib.md5(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(named, "OFFICIAL_BLOOD", own)
+    assert len(load("bloodmnist").x) == 8
 
 
 def test_files_that_are_not_what_they_are_called(here):

@@ -11,7 +11,7 @@ from fedveil.data.arrays import images, read_npz
 from fedveil.data.labels import Array, count_classes, natural_clients
 from fedveil.data.leaf import turned
 from fedveil.data.sets import find, locate
-from fedveil.data.versions import require_version
+from fedveil.data.versions import require_published_file, require_version
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_studies.data import BLOODMNIST, CIFAR10_SUBSET, MNIST_BY_WRITER, writers
 from fedveil_studies.data.scattering import scattered
@@ -30,7 +30,10 @@ BLOOD_CLASSES = (
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 KINDS = ("images", "labels")
 WRITERS = ("train_writer", "test_writer")
-# Checksums of the arrays that are needed, by file. The official file of BloodMNIST is not here, and is not checked.
+OFFICIAL_BLOOD = (
+    "7053d0359d879ad8a5505303e11de1dc"  # MD5 of MedMNIST's file, as medmnist 3.0.2 states it
+)
+# Checksums of the arrays that are needed, by file.
 CONTENTS = {
     "bloodmnist_rebuilt_28.npz": "a98d8a93aac1aef7a87d284a9d42c5a48ea6a3557b8a94b2483c5c03bb7ff1e1",
     "mnist_by_writer.npz": "c743627bf93d4a1ea1cf9e58ce8902abbca2e1b06516567d03650af651156e73",
@@ -79,6 +82,8 @@ def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
     ------
     MissingDataError
         If the file is missing.
+    FieldError
+        If it is another version, by checksum.
     """
     require_choice("data.split", split, ("test", "val"))
     [(name, rebuilt)] = BLOODMNIST.files
@@ -89,6 +94,8 @@ def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
         "Rebuilt from the source images: class counts are the official ones, but which image is in which part is a "
         "seeded draw."
     )
+    if official:
+        require_published_file("bloodmnist", official, OFFICIAL_BLOOD, BLOODMNIST.official)
     arrays = read_npz(file)
     if not official:
         every = [f"{part}_{kind}" for part in ("train", "val", "test") for kind in KINDS]
