@@ -140,14 +140,19 @@ def test_opacus_finds_the_noise_that_is_stored(accountant):
 APPS = {line["app"]: line for line in lines("apps.csv")}
 
 
-@pytest.mark.parametrize("app", [app for app, line in APPS.items() if line["unit"] == "client"])
+@pytest.mark.parametrize("app", APPS)
 def test_advise_says_what_the_noise_of_an_app_in_the_open_promises(app):
     line = APPS[app]
-    given = [f"--{name}={line[name]}" for name in ("clip", "sigma", "rounds", "delta")]
-    said = " ".join(CliRunner().invoke(commands, ["advise", *given]).output.split())
-    epsilon = float(
-        re.search(r"eps=(\S+) at delta=1e-05 \(zero-out, client, local, total", said).group(1)
-    )
+    options = ["clip", "sigma", "rounds", "delta", "unit"]
+    relation = "zero-out"
+    if float(line["rate"]) < 1:
+        options += ["rate", "steps"]
+        relation = "add/remove"
+    given = [f"--{name}={line[name]}" for name in options]
+    result = CliRunner().invoke(commands, ["advise", f"--relation={relation}", *given])
+    said = " ".join(result.output.split())
+    promised = rf"eps=(\S+) at delta=1e-05 \({relation}, {line['unit']}, local, total"
+    epsilon = float(re.search(promised, said).group(1))
     assert epsilon == pytest.approx(of_app(line), rel=1e-3)
 
 

@@ -1,17 +1,19 @@
 """Readings: what a configuration of any library really promises."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from fedveil.accounting.bounds import PLD
 from fedveil.accounting.events import Relation, factor_of
-from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit, promise_of_mu
-from fedveil.accounting.planning import least_noise
+from fedveil.accounting.guarantee import VACUOUS, Guarantee, Scope, Trust, Unit, promise_of_mu
+from fedveil.accounting.planning import least_noise, step_event
 from fedveil.errors import FieldError, require_choice, require_count, require_positive
 from fedveil.gdp import rounded_up
 from fedveil.ranges import require_within
 
 AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
+SAMPLED = "every {unit} is in a step's sample by a coin of its own of probability {rate:g}, and nobody sees who is"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,8 @@ def reading(
     epsilon: float | None = None,
     sensitivity: float | None = None,
     formula: Literal["classic", "exact"] = "classic",
+    rate: float = 1.0,
+    steps: int = 1,
     unit: Unit = "client",
     trust: Trust = "local",
     relation: Relation = "zero-out",
@@ -80,7 +84,7 @@ def reading(
         C: the largest distance by which one unit moves the release. The promise follows from it, not from
         `sensitivity`.
     rounds : int
-        Number of releases.
+        Number of rounds.
     delta : float
         Delta of every epsilon.
     sigma : float, optional
@@ -92,6 +96,11 @@ def reading(
     formula : {"classic", "exact"}
         Formula of sigma. Classic: sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, which proves nothing above
         epsilon 1. Exact: the analytic Gaussian mechanism.
+    rate : float
+        Probability with which a step's sample has a record or a person, each by a coin of its own. Shuffled batches
+        are no such samples: with them leave it at 1, and count as many steps as batches have a unit.
+    steps : int
+        Number of noisy steps of a round, each with noise of deviation sigma.
     unit, trust, relation
         Fields of `Guarantee`.
 
@@ -103,9 +112,13 @@ def reading(
     Raises
     ------
     FieldError
-        For a value out of range, or neither sigma nor epsilon.
+        For a value out of range, neither sigma nor epsilon, or a sample of clients.
     """
     clip, rounds = require_within("clip", "clip", clip), require_count("rounds", rounds)
+    steps = require_count("steps", steps)
+    if rate != 1 and unit not in ("record", "person"):
+        accepted = "is a sample of a silo's own records or persons: set unit, or leave it out"
+        raise FieldError("rate", rate, accepted)
     delta = require_within("delta", "delta", delta)
     require_choice("formula", formula, ("classic", "exact"))
     change = factor_of(relation) * clip
@@ -120,21 +133,23 @@ def reading(
         else:
             sigma = moved * least_noise(epsilon, delta, 1)
     sigma = require_within("sigma", "sigma", sigma)
-    read = (AS_READ.format(unit=unit),)
     least = None
     if epsilon is not None:
-        least = clip * least_noise(epsilon, delta, rounds, relation=relation)
+        least = clip * least_noise(epsilon, delta, rounds * steps, rate=rate, relation=relation)
+
+    def promised(scope: Scope, releases: int) -> Guarantee:
+        read = (AS_READ.format(unit=unit),)
+        mu = change * math.sqrt(releases) / sigma
+        if rate == 1:
+            return promise_of_mu(unit, trust, relation, scope, mu, read)
+        sampled = (*read, SAMPLED.format(unit=unit, rate=rate))
+        plain = promise_of_mu(unit, trust, relation, scope, mu, sampled)
+        return replace(plain, bound=PLD(((step_event(sigma / clip, rate), releases),)))
+
     return Reading(
         sigma=sigma,
-        round=promise_of_mu(unit, trust, relation, "round", change / sigma, read),
-        total=promise_of_mu(
-            unit,
-            trust,
-            relation,
-            "total",
-            change * math.sqrt(rounds) / sigma,
-            read,
-        ),
+        round=promised("round", steps),
+        total=promised("total", rounds * steps),
         delta=delta,
         claimed=epsilon,
         least_sigma=least,

@@ -146,6 +146,12 @@ def plan(config: str | None, **options: Any) -> None:
     type=float,
     help="[promise] Sensitivity of existing noise, if it is not the clip.",
 )
+@click.option(
+    "--rate",
+    type=float,
+    help="[promise] Probability that a step of existing noise has a record, each by its own coin.",
+)
+@click.option("--steps", type=int, help="[promise] Noisy steps of a round of existing noise.")
 @click.option("--reach", type=float, help="Score that is possible without privacy; needs a CONFIG.")
 def advise(
     config: str | None,
@@ -157,6 +163,8 @@ def advise(
     clip: float | None,
     sigma: float | None,
     sensitivity: float | None,
+    rate: float | None,
+    steps: int | None,
     delta: float | None,
     reach: float | None,
     **common: Any,
@@ -179,6 +187,7 @@ def advise(
     target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
     target |= {"records_per_person": records_per_person, "reach": reach}
     existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
+    existing |= {"rate": rate, "steps": steps}
     tables = _tables(config)
     if config is not None and not tables.keys() & {"advise", "existing"}:
         _refuse_unused({**target, **existing})

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedveil.accounting import Release, advise, epsilon_of_mu, least_noise, reading, total
+from fedveil import accounting
+from fedveil.accounting import (
+    Gaussian,
+    Poisson,
+    Release,
+    advise,
+    epsilon_of_mu,
+    least_noise,
+    reading,
+    total,
+)
 from fedveil.accounting.guarantee import promise_of_mu
 from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
@@ -47,6 +57,22 @@ def test_a_reading_follows_relation_and_formula():
     for bad in ({}, {"sigma": 0.0}, {"epsilon": -1.0}, {"sigma": 1.0, "relation": "any"}):
         with pytest.raises(FieldError):
             reading(clip=1.0, rounds=1, **bad)
+
+
+def test_sampled_steps_are_read_as_the_accountant_composes_them():
+    own = {"clip": 2.0, "sigma": 2.0, "rounds": 3, "steps": 125, "unit": "record"}
+    found = reading(**own, rate=0.008, relation="add/remove", epsilon=1.0)
+    steps = [(Poisson(0.008, Gaussian(1.0)), 375)]
+    assert found.total.epsilon(1e-5) == accounting.epsilon(steps, 1e-5, "add/remove")
+    assert found.round.epsilon(1e-5) < found.total.epsilon(1e-5) < 1.0
+    assert 0 < found.least_sigma < 2.0
+    assert found.total.public_size is False
+    assert any("0.008" in condition for condition in found.total.conditions)
+    every = reading(**own)
+    assert every.total.mu == pytest.approx(math.sqrt(375))
+    for bad in ({"rate": 0.008, "unit": "client"}, {"rate": 0.0}, {"rate": 1.1}, {"steps": 0}):
+        with pytest.raises(FieldError, match=next(iter(bad))):
+            reading(**{**own, **bad})
 
 
 @pytest.mark.parametrize("unit", ["client", "record"])
