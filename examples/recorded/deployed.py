@@ -38,6 +38,7 @@ def main(folder: str, changes: list[str]) -> None:
             method,
             learner.layout,
             rounds=setup.config.rounds,
+            clients_per_round=setup.config.clients_per_round,
             folder=ServerFolder(folder, keep=("models", "updates")),
             evaluate=False,
         )

@@ -34,6 +34,12 @@ SITES_DATA = {
 }
 
 
+ONE_IMAGE = {
+    **SITES_DATA,
+    "counts": [[2] + [0] * 9, [0, 2] + [0] * 8, [0, 0, 2] + [0] * 7],
+}  # a site trains on one image
+
+
 def net(input_shape, outputs):
     """Make the network of the kit under the laboratory's names of its parts."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.LeakyReLU(), nn.Linear(6, outputs))
@@ -112,19 +118,26 @@ def test_what_cannot_be_kept_ends_the_job_before_anybody_is_asked(keep, tmp_path
     assert not any(site.sent for site in sites)
 
 
-def test_a_recorded_run_is_attacked_without_training_anew(tmp_path):
+def recorded(tmp_path, data):
+    """Train sites on these data, and return the configuration of the auditor and the executors."""
     values = {
         "name": "flare",
         "seed": 3,
         "rounds": ROUNDS,
-        "data": SITES_DATA,
+        "data": data,
         "model": {"module": "test_nvflare_recorded:net"},
+        "local": {"lr": 0.1, "batch_size": 8},
         "privacy": {"method": "vanilla"},
     }
     config = parse(values)
     clients = prepare(config).clients
     executors = [Trainer(i, data=client) for i, client in enumerate(clients)]
     run(tmp_path, sites_of(tmp_path, "vanilla", executors=executors), keep=BOTH)
+    return config, executors
+
+
+def test_a_recorded_run_is_attacked_without_training_anew(tmp_path):
+    config, executors = recorded(tmp_path, SITES_DATA)
     trained = [one.trained for one in executors]
     judged = play(RecordedGame(folder_of(tmp_path), config))
     assert {one.attack for one in judged.verdicts} >= {
@@ -133,3 +146,13 @@ def test_a_recorded_run_is_attacked_without_training_anew(tmp_path):
         "membership: fedmia",
     }
     assert [one.trained for one in executors] == trained == [ROUNDS] * 3
+
+
+@pytest.mark.slow
+def test_stored_answers_of_sites_with_one_image_give_it_away(tmp_path):
+    config, _ = recorded(tmp_path, ONE_IMAGE)
+    asked = ("inversion", "participation")
+    judged = play(RecordedGame(folder_of(tmp_path), config, attacks=asked, replicates=1))
+    [analytic] = [one for one in judged.verdicts if one.attack == "inversion: analytic"]
+    assert analytic.point < 1e-3
+    assert "every round" in {one.attack: one.reason for one in judged.refused}["participation"]
