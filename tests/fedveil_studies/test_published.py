@@ -362,10 +362,6 @@ def test_the_page_opens_with_figures_of_its_files():
             p.value for (t, r, _, _), p in study.published.items() if (t, r) == (table, row)
         )
 
-    kept = json.loads((RESULTS / "hospitals/table-heart.json").read_text())["rows"]
-    [interval] = [
-        r for r in kept if (r["row"], r["setting"], r["figure"]) == (".1", "alone", "accuracy")
-    ]
     at = "12.4 (they print 1)"
     stated = {
         ".796": ours("heart", at, "alone"),
@@ -374,12 +370,10 @@ def test_the_page_opens_with_figures_of_its_files():
         ".024": ours("heart", "none", "vanilla") - ours("heart", at, "alone"),
         ".027": theirs("heart", "none") - theirs("heart", at),
         ".599": ours("heart", ".1", "alone"),
-        ".389": interval["low"],
-        ".808": interval["high"],
         ".647": fmean(ill / KEPT[name] for name, ill in ILL.items()),
-        ".988": ours("mnist", "one silo, 3", "alone"),
-        ".987": theirs("mnist", "one silo, 3"),
+        ".987": ours("mnist", "one silo, 3", "alone"),
     }
+    assert theirs("mnist", "one silo, 3") == pytest.approx(stated[".987"], abs=5.1e-4)
     opening = (RESULTS / "README.md").read_text().split("\n\n")[1]
     assert set(re.findall(r"(?<![\w.])\.\d{3}", opening)) == set(stated)
     for figure, value in stated.items():
