@@ -132,22 +132,22 @@ def reading(
             sigma = moved * (math.sqrt(2 * math.log(1.25 / delta)) / epsilon)
         else:
             sigma = moved * least_noise(epsilon, delta, 1)
-    sigma = require_within("sigma", "sigma", sigma)
+    noise = require_within("sigma", "sigma", sigma)
     least = None
     if epsilon is not None:
         least = clip * least_noise(epsilon, delta, rounds * steps, rate=rate, relation=relation)
 
     def promised(scope: Scope, releases: int) -> Guarantee:
         read = (AS_READ.format(unit=unit),)
-        mu = change * math.sqrt(releases) / sigma
+        mu = change * math.sqrt(releases) / noise
         if rate == 1:
             return promise_of_mu(unit, trust, relation, scope, mu, read)
         sampled = (*read, SAMPLED.format(unit=unit, rate=rate))
         plain = promise_of_mu(unit, trust, relation, scope, mu, sampled)
-        return replace(plain, bound=PLD(((step_event(sigma / clip, rate), releases),)))
+        return replace(plain, bound=PLD(((step_event(noise / clip, rate), releases),)))
 
     return Reading(
-        sigma=sigma,
+        sigma=noise,
         round=promised("round", steps),
         total=promised("total", rounds * steps),
         delta=delta,
