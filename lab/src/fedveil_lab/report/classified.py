@@ -134,18 +134,16 @@ def _calibration(found: Mapping[str, Any]) -> Table:
 
 def _hospitals(hospitals: Sequence[Mapping[str, Any]], pooled: Mapping[str, Any]) -> Table:
     names = [name for name in NAMES if name in pooled["figures"]]
+    counted = "held-out rows"
+    if any(one.get("persons") for one in hospitals):
+        counted = "patients"
     rows = []
     for one in hospitals:
         figures = one.get("figures", {})
         own = {NAMES[name]: _text(figures.get(name)) for name in names}
-        rows.append(
-            {
-                "hospital": one["name"],
-                "patients": str(one.get("persons") or one.get("rows", 0)),
-                **own,
-            }
-        )
-    return Table.of(rows, title="by hospital", numbers=["patients"], notes=[WORDS])
+        count = str(one.get("persons") or one.get("rows", 0))
+        rows.append({"client": one["name"], counted: count, **own})
+    return Table.of(rows, title="by client", numbers=[counted], notes=[WORDS])
 
 
 def _text(figure: Mapping[str, Any] | None) -> str:
