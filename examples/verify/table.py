@@ -13,9 +13,10 @@ from fedveil.gdp import rounded_down, rounded_up
 from fedveil.tables import NOTHING, Table
 from fedveil_lab.runs.provenance import provenance
 from fedveil_lab.verify import Judged, MechanismSteps, PrivacyClaim, prove
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.isolation import SameProcess
 from fedveil_lab.verify.judged import described_alone
-from fedveil_lab.verify.playing import Effort, play
+from fedveil_lab.verify.playing import play
 from fedveil_lab.verify.worlds import Sizes, library
 
 HERE = Path(__file__).resolve().parent

@@ -12,10 +12,10 @@ from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil_lab.verify import PrivacyClaim
 from fedveil_lab.verify.apps import AppTable, app_worlds, components, epsilons_in, verify_app
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.isolation import NoVerdict
 from fedveil_lab.verify.judged import COMPOSITION, WORLD
 from fedveil_lab.verify.neighbours import canary_data, rows_of
-from fedveil_lab.verify.playing import Effort
 from fedveil_lab.verify.sections import VerifySection, section_beside
 from verify_kit import EXAMPLES
 

@@ -7,10 +7,10 @@ import pytest
 
 from fedveil.errors import FieldError
 from fedveil_lab.verify import PrivacyClaim
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.canary_runs import Design, bounds_of_signs, judge_by_canaries, with_steps
 from fedveil_lab.verify.judged import INSPECTION, WORLD
 from fedveil_lab.verify.neighbours import data_of_run, rows_of, shared_base, with_canaries
-from fedveil_lab.verify.playing import Effort
 from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 
 COLUMNS, ROUNDS = 60, 2

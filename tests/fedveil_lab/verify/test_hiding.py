@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedveil_lab.verify import PrivacyClaim
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.isolation import SameProcess
-from fedveil_lab.verify.playing import Effort, play
+from fedveil_lab.verify.playing import play
 from fedveil_lab.verify.worlds import Sizes, library
 
 NOISE = 3.7307  # for epsilon 1 at delta 1e-5, of a sum that one client moves by 1

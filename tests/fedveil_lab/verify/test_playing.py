@@ -11,9 +11,10 @@ from click.testing import CliRunner
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil_lab.verify import MechanismSteps, PrivacyClaim, prove
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, SameProcess
 from fedveil_lab.verify.judged import COMPOSITION, INSPECTION, described_alone
-from fedveil_lab.verify.playing import Effort, play, verify_mechanism
+from fedveil_lab.verify.playing import play, verify_mechanism
 from fedveil_lab.verify.worlds import FIRST, LIBRARY, Sizes, library
 from verify_kit import EXAMPLES, judged, module, worlds_of
 
@@ -103,9 +104,11 @@ def test_no_state_reaches_another_run_and_unseeded_noise_is_fresh(file):
         ("raise ValueError('no such column')", "raised", "no such column"),
         ("time.sleep(60)", "hangs", "within"),
         ("os._exit(3)", "died", "without an answer"),
-        ("return 'a text'", "raised", "no numbers"),
-        ("return np.zeros(60_000)", "raised", "50,000"),
-        ("return None", "raised", "no numbers"),
+        ("return 'a text'", "unreadable", "returns text"),
+        ("return {'a': 1.0, 'b': [2.0, 'c']}", "unreadable", r"text at \['b'\]\[1\]"),
+        ("return np.zeros(60_000)", "unreadable", "50,000"),
+        ("return None", "unreadable", "returns None"),
+        ("return object()", "unreadable", "object"),
         ("return []", "ok", "no number"),
         ("return np.zeros(seed % 7 + 1)", "ok", "another shape"),
     ],

@@ -4,8 +4,9 @@ import importlib.util
 from pathlib import Path
 
 from fedveil_lab.verify import PrivacyClaim
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.isolation import SameProcess
-from fedveil_lab.verify.playing import Effort, play
+from fedveil_lab.verify.playing import play
 from fedveil_lab.verify.worlds import Sizes, library
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "verify"

@@ -19,6 +19,7 @@ STEPS = "Steps of the code, to compose: for example noise_multiplier=1.1 lots=po
 WITHOUT = "Test world to leave out because the claim is not meant for it, such as 'not a number'; repeatable."
 RUNS = "Number of runs; for FedVeil's own methods: of each world (default: 2,000, which can show mu 4.9)."
 CANARIES = "Canaries to judge in few runs, for an app or a job (FLARE: 64); for FedVeil's own methods: in one run."
+SECONDS = "Time after which no run begins; default: 60, unless --runs or --canaries is given."
 CAUGHT = 1
 OWN = "own-methods"
 
@@ -61,10 +62,7 @@ def verify(
         list[str] | None, typer.Option("--without", metavar="TRAP", help=WITHOUT)
     ] = None,
     runs: Annotated[int | None, typer.Option("--runs", metavar="N", help=RUNS)] = None,
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", metavar="S", help="Time for all runs, if --runs is not given."),
-    ] = 60.0,
+    seconds: Annotated[float | None, typer.Option("--seconds", metavar="S", help=SECONDS)] = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", metavar="S", help="Time for one run; default: 30.")
     ] = None,
@@ -227,10 +225,11 @@ def _played(
     """Judge a claim by runs: a mechanism in worst-case worlds, an app or a job with canaries."""
     from fedveil.errors import FieldError, require_count
     from fedveil_lab.verify.apps import verify_app
-    from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
+    from fedveil_lab.verify.budget import Effort
+    from fedveil_lab.verify.claim import PrivacyClaim
     from fedveil_lab.verify.described import MechanismSteps
     from fedveil_lab.verify.flare import TIMEOUT, is_flare_job, verify_flare
-    from fedveil_lab.verify.playing import Effort, verify_mechanism
+    from fedveil_lab.verify.playing import verify_mechanism
     from fedveil_lab.verify.sections import section_beside
     from fedveil_lab.verify.worlds import Sizes, library
 
@@ -257,9 +256,7 @@ def _played(
     if app.is_dir():
         return verify_app(app, text, section, **asked)
     del asked["canaries"]
-    if text is None:
-        raise FieldError("--claim", claim, f"say what is claimed, as in {EXAMPLE!r}")
-    own = PrivacyClaim.parse(text)
+    own = PrivacyClaim.given(text)
     given = {name: section.get(name, value) for name, value in sizes.items()}
     made = Sizes(**{name: value for name, value in given.items() if value is not None})
     return verify_mechanism(

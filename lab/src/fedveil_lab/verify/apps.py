@@ -12,6 +12,7 @@ from typing import Any
 from fedveil.errors import FieldError, damaged, nearest, require_choice, require_count
 from fedveil.reading import toml_of
 from fedveil.registry import optional
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.canary_runs import (
     Design,
     Worlds,
@@ -19,11 +20,12 @@ from fedveil_lab.verify.canary_runs import (
     run_settings,
     with_steps,
 )
-from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
+from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, libraries_of
 from fedveil_lab.verify.judged import Judged
-from fedveil_lab.verify.playing import Effort, Say, play, said_of, silent
+from fedveil_lab.verify.player import said_of
+from fedveil_lab.verify.playing import Say, play, silent
 from fedveil_lab.verify.sections import VerifySection, require_shown
 from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 from fedveil_lab.verify.worlds import TwoWorlds
@@ -33,6 +35,7 @@ CANARIES = {
     "mislabelled": "an ordinary row with the next label",
 }
 NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
+LINES = 64  # places for the numbers of an app's log
 DELTA = re.compile(r"(?:\bdelta\b|δ)\s*(?:=|:|\bis\b|\bof\b)?" + NUMBER, re.IGNORECASE)
 EPSILON = re.compile(r"(?:\beps(?:ilon)?\b|ε)[^\n]{0,50}?(?:=|:|\bis\b)" + NUMBER, re.IGNORECASE)
 
@@ -177,16 +180,14 @@ def verify_app(
         printed = printed_epsilons(processes, base)
         if printed:
             say(f"the app prints epsilon {', '.join(printed)}")
-        if claim is None:
-            heard = f"; the app prints {', '.join(printed)}" if printed else ""
-            raise FieldError(
-                "--claim", claim, f"is missing{heard}: say what is claimed, as in {EXAMPLE!r}"
-            )
-        own = PrivacyClaim.parse(claim)
+        own = PrivacyClaim.given(
+            claim, f" (the app prints {', '.join(printed)})" if printed else ""
+        )
+        own.require_total("an app")
         if canaries:
             judged = _by_canaries(processes, base, own, table, canaries, effort, say)
         else:
-            judged = play(processes, app_worlds(base, own, table), own, effort, say)
+            judged = play(processes, app_worlds(base, own, table), own, effort, say, place_of)
     note = "the app ran unchanged on FedVeil's in-process grid, its network closed"
     return with_steps(
         judged,
@@ -195,6 +196,17 @@ def verify_app(
         printed=", ".join(printed),
         notes=(*judged.notes, note),
     )
+
+
+def place_of(place: int, count: int) -> str:
+    """Where one of the numbers comes from that `flower_side.left` returns."""
+    if place == 0:
+        return "how many clients failed"
+    if place == 1:
+        return "how many messages there were"
+    if place >= count - LINES:
+        return "numbers in the log"
+    return f"number {place - 1} of {count - 2 - LINES} in messages"
 
 
 def _by_canaries(
@@ -222,7 +234,7 @@ def _by_canaries(
         processes.hold("canaries", world)
         outcome = processes.run("canaries", seed)
         if outcome.kind != "ok":
-            raise NoVerdict(f"no verdict: the app {said_of(outcome)}")
+            raise NoVerdict(f"the app {said_of(outcome)}")
         return transcript_in(out, sites, outcome.said)
 
     try:
@@ -243,7 +255,7 @@ def transcript_in(file: Path, sites: Sequence[str], said: str) -> Transcript:
     turns = {}
     for site in sites:
         if site not in kept["turns"]:
-            raise NoVerdict(f"no verdict: the app asks client {site} nothing, or it failed")
+            raise NoVerdict(f"the app asks client {site} nothing, or it failed")
         turns[site] = [SiteTurn(asked, answered) for asked, answered in kept["turns"][site]]
     return Transcript(turns, kept["final"], said)
 
@@ -262,7 +274,7 @@ def printed_epsilons(processes: FreshProcesses, base: Mapping[str, Any]) -> list
     processes.hold("as it is", {**base, "zeroed": None, "trust": "central"})
     one = processes.run("as it is", 0)
     if one.kind != "ok":
-        raise NoVerdict(f"no verdict: the app {said_of(one)}")
+        raise NoVerdict(f"the app {said_of(one)}")
     return epsilons_in(one.said)
 
 

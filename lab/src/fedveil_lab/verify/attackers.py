@@ -163,7 +163,7 @@ def fit_all(inside: SeenRuns, outside: SeenRuns) -> dict[str, Scorer]:
     }
     if 1 < x.shape[1] <= JOINT:
         numeric["joint direction"] = _joint(x, y)
-    rounds = _rounds(inside.shape)
+    rounds = rounds_of(inside.shape)
     if rounds is not None:
         numeric["closest rounds"] = _closest_rounds(*rounds)
         mean = _mean_of(*rounds)
@@ -251,8 +251,8 @@ def _exact(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
     return score
 
 
-def _rounds(shape: str) -> tuple[int, int] | None:
-    """Return the number of rounds, and of numbers per round, of an array [rounds, numbers] or equal arrays; else None."""
+def rounds_of(shape: str) -> tuple[int, int] | None:
+    """Rounds and numbers of each, of an output that is one array [rounds, numbers] or equal arrays, one a round."""
     arrays = [
         tuple(int(size) for size in re.findall(r"\d+", one))
         for one in re.findall(r"\(([^)]*)\)", shape)

@@ -4,6 +4,7 @@ The bound is that for one run (Steinke, Nasr and Jagielski 2023; Mahloujifar et 
 coins count as one run of a larger mechanism with the same promise. So the canaries of all runs are judged together.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 
 from fedveil.errors import FieldError
 from fedveil_lab.attacks.bounds import epsilon_bound_of_guesses, mu_bound_of_guesses
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps, prove
+from fedveil_lab.verify.isolation import NoVerdict
 from fedveil_lab.verify.judged import INSPECTION, WORLD, Caught, Judged, judge_bounds
 from fedveil_lab.verify.measuring import Floats, LowerBound, measurement
-from fedveil_lab.verify.playing import Effort, Say
+from fedveil_lab.verify.playing import Say
 from fedveil_lab.verify.transcripts import (
     Transcript,
     fit_server,
@@ -145,15 +148,19 @@ def judge_by_canaries(
     if design.of_a_run * runs < count:
         say("the model is too small to tell all canaries of a run apart: fewer are held")
         runs, count = planned(design, canaries, effort, delta, say)
+    until = math.inf if effort.seconds is None else started + effort.seconds
     inside: list[float] = []
     outside: list[float] = []
-    for number in range(runs):
+    made = 0
+    while made < runs and time.monotonic() < until:
         shape = (len(design.holders), max(1, len(design.held)))
         coins = rng.integers(2, size=shape).astype(bool)
         found = score(play(design.drawn(coins), int(rng.integers(2**31))))
         inside += found[coins].tolist()
         outside += found[~coins].tolist()
-        say(f"run {number + 1} of {runs}: {len(inside) + len(outside)} canaries")
+        made += 1
+        say(f"run {made} of {runs}: {len(inside) + len(outside)} canaries")
+    notes = (*seen.notes, *stopped(made, runs, len(inside) + len(outside), effort))
     first, second = np.array(inside), np.array(outside)
     bounds = bounds_of_signs(first, second, delta, effort.alpha)
     measured = measurement(first, second, "canaries", bounds, effort.alpha)
@@ -165,15 +172,31 @@ def judge_by_canaries(
         subject="",
         claim=claim,
         measured=measured,
-        world=f"numbered outliers: {count} canaries by fair coins, {design.of_a_run} a run",
+        world=f"numbered outliers: {len(first) + len(second)} canaries by fair coins, {design.of_a_run} a run",
         caught=caught,
         effort={
-            "runs": runs + 2,
+            "runs": made + 2,
             "seconds": round(time.monotonic() - started, 1),
             "seeds": [effort.seed],
         },
-        notes=seen.notes,
+        notes=notes,
     )
+
+
+def stopped(made: int, runs: int, canaries: int, effort: Effort) -> tuple[str, ...]:
+    """Note that time was over; nothing where it was not.
+
+    Raises
+    ------
+    NoVerdict
+        If too few canaries were judged by then.
+    """
+    if made == runs:
+        return ()
+    over = f"{effort.seconds:g} s were over after {made} of {runs} judged runs"
+    if canaries < LEAST:
+        raise NoVerdict(f"{over}: give more --seconds")
+    return (over,)
 
 
 def planned(
@@ -187,7 +210,10 @@ def planned(
     reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
     if ceiling <= claim.most:
         reach += f", so that a claim of {claim.most:.3g} is out of reach"
-    say(f"{runs + 2} runs of {len(design.sites)} sites, {count} canaries; {reach}")
+    if claim.trust != "local":
+        reach += "; only the published model is compared"
+    limit = "" if effort.seconds is None else f", none of which begins after {effort.seconds:g} s"
+    say(f"{runs + 2} runs of {len(design.sites)} sites, {count} canaries{limit}; {reach}")
     return runs, count
 
 

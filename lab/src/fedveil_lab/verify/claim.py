@@ -7,12 +7,12 @@ from typing import get_args
 from fedveil.accounting import Relation, Trust, epsilon_of_mu, mu_of_epsilon
 from fedveil.errors import FieldError, require_a, require_choice, require_non_negative
 from fedveil.gdp import rounded_up
+from fedveil.units import UNITS
 
 FIELD = "--claim"
 EXAMPLE = "eps=1 delta=1e-5 zero-out client total central"
 RELATIONS: tuple[str, ...] = get_args(Relation)
 TRUSTS: tuple[str, ...] = get_args(Trust)
-UNITS = ("client", "record", "person")
 SCOPES = ("total", "round")
 KINDS = ("gaussian",)
 EPSILONS = ("eps", "epsilon", "ε")
@@ -93,6 +93,38 @@ class PrivacyClaim:
             raise FieldError(FIELD, text, "a mu holds at every delta: leave delta= away")
         gaussian = words.pop("kind", "") == "gaussian"
         return cls(**numbers, **words, gaussian=gaussian)  # type: ignore[arg-type]
+
+    @classmethod
+    def given(cls, text: str | None, heard: str = "") -> "PrivacyClaim":
+        """Read a claim that is needed.
+
+        Parameters
+        ----------
+        text : str or None
+            The claim.
+        heard : str
+            What the subject prints itself, for the refusal.
+
+        Raises
+        ------
+        FieldError
+            If there is none, or it cannot be read.
+        """
+        if text is None:
+            raise FieldError(FIELD, text, f"say what is claimed, as in {EXAMPLE!r}{heard}")
+        return cls.parse(text)
+
+    def require_total(self, subject: str) -> None:
+        """Refuse a claim of one round for what is judged by all that it sends.
+
+        Raises
+        ------
+        FieldError
+            For the scope "round".
+        """
+        if self.scope == "round":
+            accepted = f"{subject} is judged by all that it sends: let it run one round, and claim the total"
+            raise FieldError(FIELD, self.describe(), accepted)
 
     @property
     def judged_by_mu(self) -> bool:

@@ -18,6 +18,7 @@ from fedveil.errors import FieldError, cleaned, damaged, nearest, require_count
 from fedveil.registry import optional
 from fedveil_lab.verify import zygote
 from fedveil_lab.verify.apps import epsilons_in
+from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.canary_runs import (
     LEAST_SITES,
     Design,
@@ -26,13 +27,14 @@ from fedveil_lab.verify.canary_runs import (
     run_settings,
     with_steps,
 )
-from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
+from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps
 from fedveil_lab.verify.flare_probe.flare_watch import CLOSED, LOADED, RESULT
 from fedveil_lab.verify.isolation import ONE_THREAD, NoVerdict
 from fedveil_lab.verify.judged import Judged
 from fedveil_lab.verify.measuring import Floats
-from fedveil_lab.verify.playing import Effort, Say, silent
+from fedveil_lab.verify.player import asks_for_network
+from fedveil_lab.verify.playing import Say, silent
 from fedveil_lab.verify.sections import VerifySection, require_shown
 from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 
@@ -191,7 +193,7 @@ class Simulations:
         found = self._ask(request)
         said = str(found["said"])
         if found["status"] is None:
-            raise NoVerdict(f"no verdict: the job hangs: no end within {self.timeout:g} s")
+            raise NoVerdict(f"the job hangs: no end within {self.timeout:g} s")
         transcript = transcript_of(folder, self.table.names, said)
         self._require_whole(transcript, said, found["status"])
         require_loaded(folder, self.table)
@@ -202,21 +204,19 @@ class Simulations:
     def _require_whole(self, transcript: Transcript, said: str, status: int) -> None:
         """Refuse a run in which a site failed."""
         if CLOSED in said:
-            raise NoVerdict(f"no verdict: {CLOSED}, and it asks for it")
+            raise NoVerdict(f"the job {asks_for_network()}")
         answered = sum(any(map(_result, turns)) for turns in transcript.sites.values())
         if status > 0 or not answered:
             why = failure_in(said) or f"ends with status {status}"
-            raise NoVerdict(f"no verdict: the job fails: {cleaned(why, 300)}")
+            raise NoVerdict(f"the job fails: {cleaned(why, 300)}")
         if answered < len(self.table.names):
             few = f"{answered} of {len(self.table.names)} sites answered"
-            raise NoVerdict(
-                f"no verdict: {few}: let [verify.flare] sites be the number that the job asks for"
-            )
+            raise NoVerdict(f"{few}: let [verify.flare] sites be the number that the job asks for")
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         found = zygote.ask(self._process, request)
         if found is None:
-            raise NoVerdict("no verdict: the process that the simulator is copied from ended")
+            raise NoVerdict("the process that the simulator is copied from ended")
         return found
 
 
@@ -231,7 +231,7 @@ def require_loaded(folder: Path, table: FlareTable) -> None:
     for site in table.names:
         if not (folder / site / LOADED).is_file():
             raise NoVerdict(
-                f"no verdict: {site} never called {table.data}, which [verify.flare] data says loads its data"
+                f"{site} never called {table.data}, which [verify.flare] data says loads its data"
             )
 
 
@@ -362,9 +362,8 @@ def verify_flare(
         For a claim or a table that cannot be read, or a job that trains in external processes.
     """
     optional("nvflare.apis", "a FLARE job needs NVIDIA FLARE", '"fedveil[nvflare]"')
-    if claim is None:
-        raise FieldError("--claim", claim, f"is missing: say what is claimed, as in {EXAMPLE!r}")
-    own = PrivacyClaim.parse(claim)
+    own = PrivacyClaim.given(claim)
+    own.require_total("a job")
     table = FlareTable.of(section.flare, folder)
     require_in_process(folder)
     if not table.neighbours:

@@ -11,7 +11,6 @@ import random
 import re
 import socket
 import sys
-import tempfile
 import zlib
 from copy import deepcopy
 from typing import Any
@@ -22,15 +21,14 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.common.config import flatten_dict
 
 from fedveil.flower import InProcessGrid, run_in_process
-from fedveil_lab.verify.flare_probe.flare_watch import named_numbers
+from fedveil_lab.verify.apps import LINES
+from fedveil_lab.verify.flare_probe.flare_watch import CLOSED, named_numbers
 from fedveil_lab.verify.neighbours import canary_data, data_of_run
 
 MOST = (
     20_000  # numbers of an answer that are kept as they are; of more, as many signed sums of them
 )
-LINES = 64  # places for the numbers of an app's log
 NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
-CLOSED = "the network is closed to an app under test"
 
 
 class Recorder(InProcessGrid):
@@ -100,9 +98,8 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
 
 
 def played(world: dict[str, Any], seed: int, zeroed: frozenset[int]) -> tuple[Recorder, Context]:
-    """Run the app; return the grid with its record, and the server's context."""
-    _close_network()
-    os.chdir(tempfile.mkdtemp())  # what the app writes stays within this run
+    """Run the app; what its grid recorded, and the server's context."""
+    asked = _close_network()
     _seed(seed)
     sys.path.insert(0, world["folder"])
     clients = world["clients"]
@@ -117,10 +114,14 @@ def played(world: dict[str, Any], seed: int, zeroed: frozenset[int]) -> tuple[Re
     try:
         context = run_in_process(server_app, run_config=config, grid=grid)
     except Exception as error:
+        if asked:  # libraries say it in words of their own
+            raise RuntimeError(CLOSED) from error
         if grid.failed:  # a server that was not written for it stumbles over a failure
             raise RuntimeError(f"its clients fail: {grid.failed[0]}") from error
         raise
-    if not grid.turns or any(CLOSED in one for one in grid.failed):
+    if asked and grid.failed:
+        raise RuntimeError(CLOSED)
+    if not grid.turns:
         raise RuntimeError(
             f"its clients fail: {grid.failed[0]}" if grid.failed else "it asks no client anything"
         )
@@ -265,13 +266,16 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _close_network() -> None:
-    """Forbid every network connection."""
+def _close_network() -> list[bool]:
+    """Let no socket connect; the list that is returned has an item for each try."""
+    asked: list[bool] = []
 
     def refused(*_arguments: Any, **_options: Any) -> None:
+        asked.append(True)
         raise OSError(CLOSED)
 
     for name in ("connect", "connect_ex"):
         setattr(socket.socket, name, refused)
     for name in ("create_connection", "getaddrinfo"):
         setattr(socket, name, refused)
+    return asked

@@ -27,7 +27,16 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 
 class NoVerdict(FedVeilError):
-    """The subject cannot be judged: it raises, hangs, or returns something that is not an output."""
+    """A subject that cannot be judged: it raises, hangs, or returns what is no output.
+
+    Parameters
+    ----------
+    why : str
+        In one sentence, of which the first words are added.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no verdict: {why}")
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class RunOutcome:
     Attributes
     ----------
     kind : str
-        ok, raised, hangs or died.
+        ok, raised, unreadable, hangs or died.
     shape : str
         Shape of the output in words; for an error, its class.
     numbers : array
@@ -124,9 +133,7 @@ class FreshProcesses:
         self._own = (relation, unit)
         found = self._ready({"ask": "names", "own": self._own, "timeout": self.timeout})
         if found["kind"] != "ok":
-            raise NoVerdict(
-                f"no verdict: {self.file.name} {found['kind']}: {cleaned(found['why'], 300)}"
-            )
+            raise NoVerdict(f"{self.file.name} {found['kind']}: {cleaned(found['why'], 300)}")
         return list(found["names"])
 
     def hold(self, world: str, data: Any) -> None:
@@ -163,9 +170,7 @@ class FreshProcesses:
 
     def _start(self) -> None:
         if not hasattr(os, "fork"):
-            raise NoVerdict(
-                "no verdict: runs need a system that copies processes, as Linux and macOS do"
-            )
+            raise NoVerdict("runs need a system that copies processes, as Linux and macOS do")
         environment = {**os.environ, **ONE_THREAD, "MPLBACKEND": "Agg"}
         self._process = subprocess.Popen(
             [sys.executable, zygote.__file__],

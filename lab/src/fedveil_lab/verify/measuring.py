@@ -174,8 +174,8 @@ def measurement(
     )
 
 
-def scores_of(name: str, values: ArrayLike) -> Floats:
-    """Convert scores to an array [n]; NaN ranks lowest.
+def scores_of(name: str, values: ArrayLike, lowest: float = -math.inf) -> Floats:
+    """Scores as an array [n], with `lowest` in place of what is not a number.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def scores_of(name: str, values: ArrayLike) -> Floats:
         raise FieldError(name, len(scores), "must be at least 10 scores: fewer prove nothing")
     if np.isnan(scores).all():
         raise FieldError(name, "nan", "holds no score that is a number")
-    return np.where(np.isnan(scores), -np.inf, scores)
+    return np.where(np.isnan(scores), lowest, scores)
 
 
 def of_threshold(

@@ -37,11 +37,14 @@ OUTSIDE = (
     "d'",
     "absent",
 )
-NAMED = {  # columns that name what a score is of, by kind of rows
-    "runs": ("id", "run", "run_id", "seed", "trial"),
-    "canaries": ("id", "canary_id", "example_id", "record_id", "sample_id"),
+ANY = "id"
+NAMED = {  # columns that name what a score is of, by kind of rows; `ANY` may name either
+    "runs": ("run", "run_id", "seed", "trial"),
+    "canaries": ("canary_id", "example_id", "record_id", "sample_id"),
     "records": (),
 }
+OTHER = {"runs": "canaries", "canaries": "runs", "records": ""}
+FEWEST = 10  # scores of a world
 LARGEST = 64_000_000  # bytes of a table
 ACCEPTED = "needs the columns score,world (world: in or out, 1 or 0), or one column of scores each, named in and out"
 
@@ -59,7 +62,8 @@ def read_scores(path: Path, rows: str = "runs") -> tuple[Floats, Floats]:
     Raises
     ------
     FieldError
-        If a line cannot be read, or a run or canary occurs twice.
+        For what is no such table, with the line that cannot be read, and for a run or a canary that stands there twice;
+        for a table of the other kind, where a column shows it; and for too few scores of a world.
     """
     require_choice("rows", rows, NAMED)
     if not path.is_file():
@@ -78,14 +82,19 @@ def read_scores(path: Path, rows: str = "runs") -> tuple[Floats, Floats]:
     separator = max(",;\t", key=lines[0].count)
     table = list(csv.reader(lines, delimiter=separator))
     header = [name.strip().lower() for name in table[0]]
-    for name in NAMED[rows]:
-        if name in header:
+    for name in (ANY, *NAMED[rows]):
+        if name in header and rows != "records":
             _require_once(path, table[1:], header.index(name), name)
+    _require_kind(path, table[1:], header, rows)
     if {"in", "out"} <= {*header}:
-        return _beside(path, table[1:], header.index("in")), _beside(
-            path, table[1:], header.index("out")
-        )
-    return _below(path, table[1:], header)
+        inside = _beside(path, table[1:], header.index("in"))
+        outside = _beside(path, table[1:], header.index("out"))
+    else:
+        inside, outside = _below(path, table[1:], header)
+    if min(len(inside), len(outside)) < FEWEST:
+        found = f"has {len(inside)} scores in and {len(outside)} out"
+        raise FieldError(FIELD, str(path), f"{found}: both are needed, at least {FEWEST} of each")
+    return inside, outside
 
 
 def _below(
@@ -122,6 +131,24 @@ def _require_once(path: Path, rows: Sequence[Sequence[str]], column: int, name: 
             raise FieldError(FIELD, str(path), accepted)
         if word:
             lines[word] = number
+
+
+def _require_kind(
+    path: Path, rows: Sequence[Sequence[str]], header: Sequence[str], kind: str
+) -> None:
+    """Refuse a table whose column names something else in each line than what its scores are said to be of."""
+    other = OTHER[kind]
+    if not other or any(name in header for name in NAMED[kind]):
+        return
+    for name in NAMED[other]:
+        if name in header:
+            column = header.index(name)
+            words = [row[column].strip() for row in rows if column < len(row)]
+            if len({*words}) == len(words) > 1:
+                accepted = (
+                    f"each line has a {name} of its own: these are {other}, so say --rows {other}"
+                )
+                raise FieldError(FIELD, str(path), accepted)
 
 
 def _beside(path: Path, rows: Sequence[Sequence[str]], column: int) -> Floats:

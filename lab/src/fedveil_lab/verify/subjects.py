@@ -77,6 +77,8 @@ def verify_scores(
         notes.append(
             "scores without the target are the higher ones: was the other direction meant (lower_is_in)?"
         )
+    if own is not None and own.scope == "round":
+        notes.append("the claim is for one round: a score must be of what one round released")
     caught = judge_bounds(own, measured, SCORES)
     return Judged(subject=subject, claim=own, measured=measured, caught=caught, notes=tuple(notes))
 
@@ -98,6 +100,7 @@ def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
 
 
 def _signed(name: str, scores: ArrayLike, lower_is_in: bool) -> Floats:
-    """Turn scores so that higher ones mean in."""
-    found = scores_of(name, scores)
-    return np.where(np.isneginf(found), found, -found) if lower_is_in else found
+    """Scores of which higher ones mean in."""
+    if not lower_is_in:
+        return scores_of(name, scores)
+    return scores_of(name, -scores_of(name, scores, lowest=np.inf))

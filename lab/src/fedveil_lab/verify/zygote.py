@@ -1,8 +1,9 @@
 """A process that has only imported libraries, and is copied for every run of a mechanism.
 
-Run as a file, without FedVeil: ``python zygote.py``. It reads requests from standard input and writes answers to
-standard output, each as a length and a pickle. A copy imports the mechanism's file anew, reseeds the libraries' random
-generators, makes one run, and ends. So no state of a run reaches another run.
+Run as a file, without FedVeil: ``python zygote.py``. It reads requests on standard input and writes answers on standard
+output, each a length and a pickle. A copy imports the mechanism's own file anew, draws new entropy for the libraries'
+own generators, makes one run in an empty folder of its own, and ends. So nothing that a run leaves in memory, or in the
+folder it works in, reaches another run.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import importlib
 import os
 import pickle
 import select
+import shutil
 import signal
 import struct
 import sys
@@ -25,6 +27,7 @@ HEADER = struct.Struct("<q")
 MOST_TEXT = 65_536  # bytes of what a run prints that are kept
 MOST_NUMBERS = 50_000  # that a run may return
 ENDED_BY_ITSELF = "ended without an answer"
+ACCEPTED = "return numbers, arrays or tensors, or lists and dictionaries of them"
 
 
 def receive(stream: BinaryIO) -> Any:
@@ -52,35 +55,66 @@ def ask(process: Any, request: dict[str, Any]) -> dict[str, Any] | None:
     return answer
 
 
+class UnreadableError(TypeError):
+    """What a mechanism returns where no numbers can be read, in words."""
+
+
 def flat(value: Any) -> tuple[str, Any]:
-    """Return the shape in words, and all numbers [d], of a mechanism's output: numbers, arrays, tensors or nested ones."""
+    """Shape in words and all numbers [d] of what a mechanism returns: numbers, arrays, tensors, and nests of them.
+
+    Raises
+    ------
+    UnreadableError
+        For None, text, another object, or too many numbers.
+    """
     import numpy as np
 
     shapes: list[str] = []
     parts: list[Any] = []
 
-    def walk(one: Any) -> None:
+    def walk(one: Any, place: str) -> None:
         if isinstance(one, dict):
             for key in sorted(one, key=str):
                 shapes.append(f"{key}:")
-                walk(one[key])
+                walk(one[key], f"{place}[{key!r}]")
         elif isinstance(one, list | tuple) and not _numeric(one):
-            for part in one:
-                walk(part)
+            for number, part in enumerate(one):
+                walk(part, f"{place}[{number}]")
         else:
             array = one.detach().cpu().numpy() if hasattr(one, "detach") else np.asarray(one)
-            if array.dtype.kind not in "biuf":
-                raise TypeError(f"returns {type(one).__name__}, which holds no numbers")
+            if array.dtype.kind not in "biufc":
+                at = f" at {place}" if place else ""
+                raise UnreadableError(f"{_kind_of(one)}{at}: {ACCEPTED}")
             shapes.append(str(tuple(array.shape)))
-            parts.append(np.asarray(array, dtype=np.float64).reshape(-1))
+            parts.extend(_parts(array))
 
-    walk(value)
+    walk(value, "")
     numbers = np.concatenate(parts) if parts else np.zeros(0)
     if len(numbers) > MOST_NUMBERS:
-        raise ValueError(
-            f"returns {len(numbers):,} numbers: return the {MOST_NUMBERS:,} that an adversary looks at"
-        )
+        many = f"{len(numbers):,} numbers"
+        raise UnreadableError(f"{many}: return the {MOST_NUMBERS:,} that an adversary looks at")
     return " ".join(shapes), numbers
+
+
+def _parts(array: Any) -> list[Any]:
+    """Numbers [d] of an array: of complex ones both parts, of integers beyond a float's digits both halves."""
+    import numpy as np
+
+    row = array.reshape(-1)
+    if array.dtype.kind == "c":
+        row = np.concatenate([row.real, row.imag])
+    elif array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        high = row // 2**32
+        if (high >= 2**21).any() or (high < -(2**21)).any():
+            return [high.astype(np.float64), (row % 2**32).astype(np.float64)]
+    return [row.astype(np.float64)]
+
+
+def _kind_of(value: Any) -> str:
+    """A value's kind in words."""
+    if value is None:
+        return "None"
+    return "text" if isinstance(value, str | bytes) else f"an object of type {type(value).__name__}"
 
 
 def _numeric(values: Any) -> bool:
@@ -114,12 +148,17 @@ def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int
     os.setpgid(0, 0)
     os.dup2(said, 1)
     os.dup2(said, 2)
+    os.chdir(request["folder"])
+    os.environ["TMPDIR"] = request["folder"]
+    tempfile.tempdir = None
     started = time.perf_counter()
     before = {*sys.modules}
     try:
         fresh_entropy()
         module = module_of(state["path"], state["code"])
         found = asked_of(module, request, state)
+    except UnreadableError as error:
+        found = {"kind": "unreadable", "error": "", "why": str(error)}
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(last.filename)}:{last.lineno}"
@@ -163,9 +202,13 @@ def installed(names: set[str]) -> list[str]:
 
 
 def run(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Make one run in a copy of this process, end it after the time limit, and return its outcome."""
-    with tempfile.TemporaryFile() as said:
-        return _run(request, state, said.fileno())
+    """Fork, wait no longer than asked, and say what came of it."""
+    folder = tempfile.mkdtemp(dir=state["folder"])
+    try:
+        with tempfile.TemporaryFile() as said:
+            return _run({**request, "folder": folder}, state, said.fileno())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(request: dict[str, Any], state: dict[str, Any], said: int) -> dict[str, Any]:
@@ -238,6 +281,7 @@ def _answer(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         sys.path[0] = os.path.dirname(path)
         sys.argv = [path]
         os.chdir(request["folder"])
+        state["folder"] = request["folder"]
         with open(path, encoding="utf-8") as file:
             state.update(path=path, code=compile(file.read(), path, "exec"))
         return _imported(request["libraries"])

@@ -1,0 +1,169 @@
+"""Runs of both sides of worlds: their seeds, their order, and when they stop."""
+
+import math
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedveil_lab.verify.attackers import rounds_of
+from fedveil_lab.verify.budget import rounded_seconds
+from fedveil_lab.verify.claim import PrivacyClaim
+from fedveil_lab.verify.flare_probe.flare_watch import CLOSED
+from fedveil_lab.verify.isolation import NoVerdict, RunOutcome
+from fedveil_lab.verify.worlds import TwoWorlds
+
+SIDES = ("in", "out")
+
+
+class Runner(Protocol):
+    """Maker of runs."""
+
+    @property
+    def isolation(self) -> str:
+        """Isolation of the runs, in words."""
+
+    def hold(self, world: str, data: Any) -> None:
+        """Keep a world's data for its runs."""
+
+    def run(self, world: str, seed: int) -> RunOutcome:
+        """One run."""
+
+
+class Player:
+    """Runs of both sides of worlds, each with a seed of its own.
+
+    Parameters
+    ----------
+    runner : Runner
+        Where they run.
+    worlds : sequence of TwoWorlds
+        That are played.
+    seed : int
+        From which seeds and order are drawn; no two runs share a seed.
+    limit : float, optional
+        Seconds after which no run of two worlds begins.
+
+    Attributes
+    ----------
+    played : int
+        Runs so far.
+    hung : dict of str to str
+        Worlds in which a run did not end, and how long it was waited for.
+    """
+
+    def __init__(
+        self, runner: Runner, worlds: Sequence[TwoWorlds], seed: int, limit: float | None = None
+    ) -> None:
+        self.runner, self.limit = runner, limit
+        self._until = math.inf if limit is None else monotonic() + limit
+        self._rng, self._coins = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+        self._used: set[int] = set()
+        self.played = 0
+        self.hung: dict[str, str] = {}
+        for one in worlds:
+            for side, data in zip(SIDES, (one.inside, one.outside), strict=True):
+                if data is not None:
+                    runner.hold(f"{one.name}: {side}", data)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self._until - monotonic())
+
+    def require_time(self, planned: int) -> None:
+        """Refuse to go on once time is over.
+
+        Raises
+        ------
+        NoVerdict
+            With a limit that would do for so many planned runs.
+        """
+        if self.left > 0:
+            return
+        assert self.limit is not None
+        needed = rounded_seconds(1.5 * self.limit * planned / max(1, self.played))
+        raise NoVerdict(
+            f"{self.limit:g} s were over after {self.played:,} of {planned:,} runs: give --seconds {needed}"
+        )
+
+    def run(self, world: str, side: str, seed: int | None = None) -> RunOutcome:
+        """One run."""
+        self.played += 1
+        return self.runner.run(f"{world}: {side}", self.seed() if seed is None else seed)
+
+    def both(self, world: str, count: int) -> tuple[list[RunOutcome], list[RunOutcome]]:
+        """So many runs of each side, in pairs whose order a coin decides; fewer if time is over or a run hangs."""
+        found: dict[str, list[RunOutcome]] = {side: [] for side in SIDES}
+        for _ in range(count):
+            seeds = {side: self.seed() for side in SIDES}
+            order = SIDES if self._coins.integers(2) else SIDES[::-1]
+            for side in order:
+                if self.left <= 0:
+                    return found["in"], found["out"]
+                one = self.run(world, side, seeds[side])
+                if one.kind == "hangs":  # how long we wait is no answer of the mechanism
+                    self.hung[world] = one.why
+                    return found["in"], found["out"]
+                found[side].append(one)
+        return found["in"], found["out"]
+
+    def seed(self) -> int:
+        """A seed that no other run has."""
+        while True:
+            drawn = int(self._rng.integers(2**32))
+            if drawn not in self._used:
+                self._used.add(drawn)
+                return drawn
+
+
+def probed(player: Player, world: str, claim: PrivacyClaim) -> float:
+    """Seconds of a run; a mechanism that does not answer where everything is plain gets no verdict.
+
+    Raises
+    ------
+    NoVerdict
+        If it raises, hangs, returns no numbers or another shape each time, or several rounds for a claim of one.
+    """
+    outcomes: list[RunOutcome] = []
+    started = 0.0
+    for number in range(7):
+        if number == 1:
+            started = monotonic()  # the first run waits for the libraries
+        one = player.run(world, SIDES[number % 2])
+        if one.kind != "ok":
+            raise NoVerdict(f"in the world {world!r} the mechanism {said_of(one)}")
+        if len(one.numbers) == 0:
+            raise NoVerdict("the mechanism returns no number at all")
+        outcomes.append(one)
+    shapes = sorted({one.shape for one in outcomes[::2]})
+    if len(shapes) > 1:
+        raise NoVerdict(
+            f"the mechanism returns another shape each time, {' and '.join(shapes[:2])}"
+        )
+    _require_one_round(outcomes[0].shape, claim)
+    return max(1e-4, (monotonic() - started) / (len(outcomes) - 1))
+
+
+def said_of(one: RunOutcome) -> str:
+    """Say what became of a run that did not answer."""
+    if CLOSED in one.why:
+        return asks_for_network()
+    verbs = {"raised": "raises: ", "unreadable": "returns ", "hangs": "hangs: ", "died": "dies: "}
+    return f"{verbs[one.kind]}{one.why}"
+
+
+def asks_for_network() -> str:
+    """Say that a subject needs the network."""
+    return f"asks for the network: {CLOSED}, so let it read what it needs from files"
+
+
+def _require_one_round(shape: str, claim: PrivacyClaim) -> None:
+    """Refuse several rounds for a claim of one: what all of them show together does not refute it."""
+    rounds = rounds_of(shape) if claim.scope == "round" else None
+    if rounds is not None:
+        fix = "claim the total, or return the numbers of one round as one flat array"
+        raise NoVerdict(
+            f"the claim is for one round, and the mechanism returns what looks like {rounds[0]}: {fix}"
+        )

@@ -1,0 +1,92 @@
+"""Name what tells two worlds apart in words: the kind of an answer, or one of the returned numbers.
+
+Only runs that chose the world are looked at, never those that judge. What is named bounds nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from fedveil_lab.verify.attackers import FittedAttack, SeenRuns
+from fedveil_lab.verify.measuring import Floats, chosen_threshold, worth
+
+Named = Callable[[int, int], str]
+LOOKED_AT = 64  # numbers, those whose laws lie furthest apart, of which each is judged by itself
+
+
+def numbered(place: int, count: int) -> str:
+    """A returned number by its place."""
+    return f"number {place + 1} of {count}"
+
+
+def most_telling(
+    attack: FittedAttack,
+    fitted: tuple[SeenRuns, SeenRuns],
+    chosen: tuple[SeenRuns, SeenRuns],
+    figure: str,
+    delta: float,
+    alpha: float,
+    named: Named = numbered,
+) -> str:
+    """Name the kinds of answers that tell, or the number that proves the most by itself; empty if none proves anything.
+
+    Parameters
+    ----------
+    attack : FittedAttack
+        The best one.
+    fitted, chosen : tuple of SeenRuns
+        Runs with the unit and without: the first choose a threshold for each number, the second say what it proves.
+    figure, delta, alpha : str, float, float
+        By which it is ranked.
+    named : callable
+        ``(place, count) -> words``.
+    """
+    if attack.name == "kind of answer":
+        return _kinds(*fitted)
+    halves = [tuple(one.numbers[one.whole] for one in pair) for pair in (fitted, chosen)]
+    (first, second), (third, fourth) = halves
+    count = first.shape[1]
+    if count < 2 or min(len(one) for pair in halves for one in pair) < 2:
+        return ""
+    best, found = 0.0, ""
+    for place in furthest(first, second):
+        at = int(place)
+        middle = float(np.median(second[:, at]))
+        for score in (_value, _far):
+            for sign in (1.0, -1.0):
+                parts = [sign * score(one[:, at], middle) for one in (first, second, third, fourth)]
+                threshold = chosen_threshold(parts[0], parts[1], delta, alpha, figure)
+                proven = worth(parts[2], parts[3], threshold, delta, alpha, figure)
+                if proven > best:
+                    best, found = proven, named(at, count)
+    return found
+
+
+def furthest(inside: Floats, outside: Floats) -> Floats:
+    """Places of the numbers whose two distributions lie furthest apart anywhere: at most `LOOKED_AT`."""
+    both = np.concatenate([inside, outside])
+    order = np.argsort(both, axis=0, kind="stable")
+    steps = np.where(order < len(inside), 1 / len(inside), -1 / len(outside))
+    gaps = np.abs(np.cumsum(steps, axis=0)).max(axis=0)
+    kept: Floats = np.argsort(-gaps, kind="stable")[:LOOKED_AT]
+    return kept
+
+
+def _value(numbers: Floats, _middle: float) -> Floats:
+    return numbers
+
+
+def _far(numbers: Floats, middle: float) -> Floats:
+    return np.abs(numbers - middle)
+
+
+def _kinds(inside: SeenRuns, outside: SeenRuns) -> str:
+    """The kind of answer that comes more often with the unit, and the one that comes more often without."""
+    first, second = Counter(inside.labels), Counter(outside.labels)
+    more = {
+        one: first[one] / max(1, len(inside)) - second[one] / max(1, len(outside))
+        for one in {**first, **second}
+    }
+    most, least = max(more, key=lambda one: more[one]), min(more, key=lambda one: more[one])
+    return "" if most == least else f"{most} with the unit, {least} without"
