@@ -1,14 +1,16 @@
 """Many canaries in a few runs: mechanisms without enough noise are caught under each trust and unit, right ones are not."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedveil.errors import FieldError
-from fedveil_lab.verify import PrivacyClaim
+from fedveil_lab.verify import PrivacyClaim, canary_runs
 from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.canary_runs import Design, bounds_of_signs, judge_by_canaries, with_steps
+from fedveil_lab.verify.isolation import NoVerdict
 from fedveil_lab.verify.judged import INSPECTION, WORLD
 from fedveil_lab.verify.neighbours import data_of_run, rows_of, shared_base, with_canaries
 from fedveil_lab.verify.transcripts import SiteTurn, Transcript
@@ -154,6 +156,25 @@ def test_the_budget_comes_first_and_says_what_is_out_of_reach():
     with pytest.raises(FieldError, match="sites"):
         Design.of(["a", "b"], federation.claim, False)
     assert with_steps(judged, None, subject="x").subject == "x"
+
+
+def test_few_runs_stop_when_their_seconds_are_over(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(canary_runs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    federation = Federation("eps=1 delta=1e-5 replace-one client total local", 12, 0.02)
+
+    def play(worlds, seed):
+        now[0] += 10.0
+        return federation.play(worlds, seed)
+
+    said = []
+    found = judge_by_canaries(play, federation.design, 48, Effort(seconds=35), said.append)
+    assert found.effort["runs"] == 4
+    assert found.measured.inside + found.measured.outside == 24
+    assert "none of which begins after 35 s" in said[0]
+    assert len(found.notes) == 1
+    with pytest.raises(NoVerdict):
+        judge_by_canaries(play, federation.design, 48, Effort(seconds=15), said.append)
 
 
 def test_each_canary_is_in_by_its_coin_alone():

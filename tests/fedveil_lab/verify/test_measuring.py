@@ -126,14 +126,44 @@ def test_too_few_scores_are_out_of_reach():
         "score,world\n1,in\n2,out\n3,IN\n0,out\n",
         "world;score\nmember;1\nnon-member;2\nmember;3\nnon-member;0\n",
         "in,out\n1,2\n3,0\n",
-        "id\tscore\tis_member\na\t1\t1\nb\t2\t0\nc\t3\ttrue\nd\t0\tfalse\n",
+        "who\tscore\tis_member\na\t1\t1\nb\t2\t0\nc\t3\ttrue\nd\t0\tfalse\n",
     ],
 )
 def test_tables_of_other_tools_are_read(tmp_path, text):
-    (tmp_path / "scores.csv").write_text(text)
+    head, *lines = text.splitlines()
+    (tmp_path / "scores.csv").write_text("\n".join([head, *lines * 5]))
     inside, outside = read_scores(tmp_path / "scores.csv")
-    assert inside.tolist() == [1, 3]
-    assert outside.tolist() == [2, 0]
+    assert inside.tolist() == [1, 3] * 5
+    assert outside.tolist() == [2, 0] * 5
+
+
+def test_scores_of_one_world_alone_are_refused_with_both_counts(tmp_path):
+    table = tmp_path / "scores.csv"
+    table.write_text("score,world\n" + "1,in\n" * 40)
+    with pytest.raises(FieldError, match="40 scores in and 0 out"):
+        read_scores(table)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "other"), [("runs", "canary_id", "canaries"), ("canaries", "seed", "runs")]
+)
+def test_a_table_of_the_other_kind_is_refused_where_a_column_shows_it(tmp_path, rows, name, other):
+    table = tmp_path / "scores.csv"
+    lines = [f"{number},{number % 3},{number % 2}" for number in range(40)]
+    table.write_text("\n".join([f"{name},score,world", *lines]))
+    with pytest.raises(FieldError, match=f"--rows {other}"):
+        read_scores(table, rows)
+    assert len(read_scores(table, other)[0]) == 20
+    same = [f"7,{number % 3},{number % 2}" for number in range(40)]  # one run, or one target
+    table.write_text("\n".join([f"{name},score,world", *same]))
+    assert len(read_scores(table, rows)[0]) == 20
+
+
+def test_losses_that_are_no_number_or_without_bound_keep_their_place():
+    losses = np.array([-np.inf, np.nan, *range(10)])
+    higher = verify_scores(-losses, losses, rows="runs")
+    lower = verify_scores(losses, -losses, rows="runs", lower_is_in=True)
+    assert lower.measured.area == higher.measured.area
 
 
 @pytest.mark.parametrize(
@@ -176,7 +206,7 @@ def test_a_run_or_canary_that_stands_there_twice_is_refused(tmp_path, rows, name
 
 def test_a_run_that_stands_twice_beside_columns_in_and_out_is_refused(tmp_path):
     table = tmp_path / "scores.csv"
-    table.write_text("id,in,out\n1,.1,.2\n1,.3,.4\n")
+    table.write_text("id,in,out\n1,.1,.2\n1,.3,.4\n")  # before anything is counted
     with pytest.raises(FieldError, match="line 3 has the id '1' of line 2"):
         read_scores(table, "runs")
 

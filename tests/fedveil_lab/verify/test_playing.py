@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.errors import FieldError
-from fedveil_lab.verify import MechanismSteps, PrivacyClaim, prove
+from fedveil_lab.verify import MechanismSteps, PrivacyClaim, player, playing, prove
 from fedveil_lab.verify.budget import Effort
-from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, SameProcess
+from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, RunOutcome, SameProcess
 from fedveil_lab.verify.judged import COMPOSITION, INSPECTION, described_alone
 from fedveil_lab.verify.playing import play, verify_mechanism
 from fedveil_lab.verify.worlds import FIRST, LIBRARY, Sizes, library
@@ -58,10 +58,9 @@ def test_each_is_caught_in_19_of_20_seeds(name):
 
 
 @pytest.mark.slow
-def test_a_tight_right_claim_is_refuted_no_more_often_than_alpha():
-    refuted = sum(
-        judged("right", "randomised_response", 1000, seed, alpha=0.1).refuted for seed in range(100)
-    )
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_claim_is_refuted_no_more_often_than_alpha(name):
+    refuted = sum(judged("right", name, 1000, seed, alpha=0.1).refuted for seed in range(100))
     assert refuted <= 19  # 10 are allowed; three standard errors are 9
 
 
@@ -132,6 +131,159 @@ def test_a_file_that_is_no_python_or_lacks_the_function_gets_no_verdict(file, tm
     (tmp_path / "other.py").write_text("def broken(:\n")
     with pytest.raises(FieldError):
         verify_mechanism(tmp_path / "other.py", "mechanism", claim, worlds, effort=Effort(runs=100))
+
+
+def test_what_a_run_writes_where_it_works_reaches_no_other_run(file):
+    path = file(
+        "def mechanism(data, seed):\n    known = os.path.exists('kept.npy')\n"
+        "    np.save('kept.npy', np.zeros(1))\n    return float(known)\n"
+    )
+    with FreshProcesses(path, "mechanism") as processes:
+        processes.hold("a", [np.zeros((1, 1))])
+        assert [processes.run("a", seed).numbers.item() for seed in range(3)] == [0.0] * 3
+
+
+class Counting(SameProcess):
+    """Runs of a mechanism that keeps a counter between them, as in a file of its own."""
+
+    def __init__(self):
+        super().__init__(lambda data, seed: None)
+        self.count = 0
+
+    def run(self, world, seed):
+        self.count += 1
+        return RunOutcome("ok", "()", np.array([float(self.count % 2)]), "", "", 0.0)
+
+
+def test_what_changes_from_run_to_run_refutes_no_claim():
+    claim = PrivacyClaim.parse("eps=0.1 delta=0 zero-out client total central")
+    worlds = library(claim, Sizes())
+    for seed in range(3):
+        found = play(Counting(), worlds, claim, Effort(runs=1000, seed=seed))
+        assert not found.refuted, found.answer
+
+
+@pytest.mark.parametrize(
+    ("body", "numbers"),
+    [
+        ("return np.array([1 + 2j])", [1.0, 2.0]),
+        ("return np.array([2**60 + 3])", [2.0**28, 3.0]),
+        ("return np.uint64(7)", [7.0]),
+        ("return {'b': [1, 2], 'a': (np.float32(3), np.ones((1, 1)))}", [3.0, 1.0, 1.0, 2.0]),
+    ],
+)
+def test_numbers_of_every_kind_are_read_whole(file, body, numbers):
+    path = file(f"def mechanism(data, seed):\n    {body}\n")
+    with FreshProcesses(path, "mechanism") as processes:
+        processes.hold("a", [np.zeros((1, 1))])
+        assert processes.run("a", 0).numbers.tolist() == numbers
+
+
+def rounds(data, seed):
+    """Thirty rounds, of which each has the noise of epsilon 2."""
+    rng = np.random.default_rng(seed)
+    total = np.sum([np.clip(rows, -1, 1).sum() for rows in data])
+    return [np.array([total + rng.normal(0, 1.9939)]) for _ in range(30)]
+
+
+def test_many_rounds_do_not_judge_a_claim_of_one():
+    claim = PrivacyClaim.parse("eps=2 delta=1e-5 zero-out client round central")
+    with pytest.raises(NoVerdict, match="30"):
+        play(SameProcess(rounds), library(claim, Sizes()), claim, Effort(runs=100))
+    with pytest.raises(FieldError, match="one round"):
+        claim.require_total("an app")
+
+
+def test_the_number_that_tells_by_its_tail_alone_is_named():
+    def mechanism(data, seed):
+        rng = np.random.default_rng(seed)
+        numbers = rng.normal(size=5)
+        numbers[3] = rng.choice([-9.0, 9.0]) if len(data[-1]) else rng.choice([-1.0, 1.0])
+        return numbers
+
+    claim = PrivacyClaim.parse(CLAIM)
+    found = play(SameProcess(mechanism), library(claim, Sizes()), claim, Effort(runs=600))
+    assert found.refuted
+    assert "number 4 of 5" in found.world
+
+    def lengths(data, seed):
+        return np.random.default_rng(seed).normal(size=1 + (len(data[-1]) > 0))
+
+    found = play(SameProcess(lengths), library(claim, Sizes()), claim, Effort(runs=600))
+    assert "(2,) with the unit, (1,) without" in found.world
+
+
+class Clock:
+    """Seconds that pass with each run."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for room in (player, playing):
+            monkeypatch.setattr(room, "monotonic", lambda: self.now)
+
+    def passing(self, seconds):
+        """A runner of a mechanism without noise whose runs take so long, by their world."""
+        clock = self
+
+        class Slow(SameProcess):
+            def run(self, world, seed):
+                clock.now += seconds(world)
+                return super().run(world, seed)
+
+        return Slow(lambda data, seed: float(len(data[-1])) + np.random.default_rng(seed).normal())
+
+
+def test_no_run_begins_once_the_seconds_are_over(monkeypatch):
+    clock = Clock(monkeypatch)
+    claim, said = PrivacyClaim.parse(CLAIM), []
+    worlds = library(claim, Sizes())
+    with pytest.raises(NoVerdict, match="338 are the fewest"):
+        play(clock.passing(lambda _: 1.0), worlds, claim, Effort(), said.append)
+    assert clock.now == 7
+    assert said == []
+    clock.now = 0.0
+    slower = clock.passing(lambda _: 0.05 if clock.now < 45 else 1.0)
+    found = play(slower, worlds, claim, Effort(), said.append)
+    assert 60 <= clock.now <= 61
+    assert "none of which begins after 60 s" in said[0]
+    assert any("60 s were over" in note for note in found.notes)
+    clock.now = 0.0
+    with pytest.raises(NoVerdict, match="60 s were over"):
+        play(clock.passing(lambda _: 0.05 if clock.now < 5 else 5.0), worlds, claim, Effort())
+    assert clock.now <= 65
+
+
+@pytest.mark.slow
+def test_answers_that_take_longer_do_not_refute_a_right_claim(monkeypatch):
+    claim, refuted = PrivacyClaim.parse("eps=0.1 delta=0 zero-out client total central"), 0
+    worlds = library(claim, Sizes())[:2]
+    for seed in range(100):
+        clock = Clock(monkeypatch)
+
+        class Told(SameProcess):
+            def run(self, world, seed, clock=clock):
+                found = super().run(world, seed)
+                clock.now += 0.3 if found.numbers[0] == world.endswith("in") else 0.01
+                return found
+
+        coin = Told(lambda data, seed: float(np.random.default_rng(seed).integers(2)))
+        effort = Effort(seconds=60, seed=seed, alpha=0.1)
+        refuted += play(coin, worlds, claim, effort).refuted
+    assert refuted <= 19
+
+
+def test_a_world_in_which_a_run_hangs_is_not_judged():
+    class Hanging(SameProcess):
+        def run(self, world, seed):
+            if world.startswith("extreme counts: in"):
+                return RunOutcome("hangs", "", np.zeros(0), "no answer within 1 s", "", 1.0)
+            return super().run(world, seed)
+
+    claim = PrivacyClaim.parse(CLAIM)
+    quiet = Hanging(lambda data, seed: np.random.default_rng(seed).normal())
+    found = play(quiet, library(claim, Sizes()), claim, Effort(runs=400))
+    assert not found.refuted
+    assert any("'extreme counts'" in note for note in found.notes)
 
 
 def answered_with_rare_lies(data, seed):

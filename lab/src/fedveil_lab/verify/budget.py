@@ -124,7 +124,7 @@ def shortened(runs: int, worlds: int, capacity: int) -> int:
 
 def rounded_seconds(seconds: float) -> int:
     """Seconds to two digits, upwards."""
-    size = 10 ** max(0, int(math.log10(max(1.0, seconds))) - 1)
+    size = int(10.0 ** max(0, int(math.log10(max(1.0, seconds))) - 1))
     return math.ceil(seconds / size) * size
 
 

@@ -50,8 +50,7 @@ def most_telling(
     if count < 2 or min(len(one) for pair in halves for one in pair) < 2:
         return ""
     best, found = 0.0, ""
-    for place in furthest(first, second):
-        at = int(place)
+    for at in furthest(first, second):
         middle = float(np.median(second[:, at]))
         for score in (_value, _far):
             for sign in (1.0, -1.0):
@@ -63,14 +62,13 @@ def most_telling(
     return found
 
 
-def furthest(inside: Floats, outside: Floats) -> Floats:
+def furthest(inside: Floats, outside: Floats) -> list[int]:
     """Places of the numbers whose two distributions lie furthest apart anywhere: at most `LOOKED_AT`."""
     both = np.concatenate([inside, outside])
     order = np.argsort(both, axis=0, kind="stable")
     steps = np.where(order < len(inside), 1 / len(inside), -1 / len(outside))
     gaps = np.abs(np.cumsum(steps, axis=0)).max(axis=0)
-    kept: Floats = np.argsort(-gaps, kind="stable")[:LOOKED_AT]
-    return kept
+    return [int(place) for place in np.argsort(-gaps, kind="stable")[:LOOKED_AT]]
 
 
 def _value(numbers: Floats, _middle: float) -> Floats:
