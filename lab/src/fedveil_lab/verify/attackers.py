@@ -252,7 +252,7 @@ def _exact(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
 
 
 def rounds_of(shape: str) -> tuple[int, int] | None:
-    """Rounds and numbers of each, of an output that is one array [rounds, numbers] or equal arrays, one a round."""
+    """Return the number of rounds, and of numbers per round, of an array [rounds, numbers] or equal arrays; else None."""
     arrays = [
         tuple(int(size) for size in re.findall(r"\d+", one))
         for one in re.findall(r"\(([^)]*)\)", shape)

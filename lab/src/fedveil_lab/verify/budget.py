@@ -1,4 +1,4 @@
-"""Budget of runs and time: how many fit, what they can show at most, and the sentence that is said first."""
+"""Plan runs and time: how many runs fit, what they can show at most, and the sentence that is said first."""
 
 import math
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ class Effort:
     Attributes
     ----------
     runs : int, optional
-        In all; by default as many as fit into the seconds.
+        Number of runs in all. Default: as many as fit into `seconds`.
     seconds : float, optional
-        For all of it: 60, unless runs are given. Canaries of few runs have a limit only where it is given.
+        Time limit of the whole test. Default: 60, unless `runs` are given or canaries judge few runs.
     timeout : float
-        For one run.
+        Seconds that one run may take.
     seed : int
-        From which every run's own is drawn.
+        Seed from which the seed of every run is drawn.
     alpha : float
-        Error of the one statement.
+        Probability that the lower bound is too large.
     """
 
     runs: int | None = None
@@ -57,27 +57,27 @@ class Effort:
 
     @property
     def limit(self) -> float | None:
-        """Seconds after which no run of two worlds begins; None without a limit."""
+        """Seconds after which no run of a pair of worlds begins; None without a limit."""
         if self.seconds is None and self.runs is None:
             return SECONDS
         return self.seconds
 
 
 def stages(runs: int, worlds: int) -> tuple[int, int, int]:
-    """Runs of each side: of every world, again of the most telling ones, and for the judgement."""
+    """Divide the runs per side: for every world, for the most telling worlds, and for the judgement."""
     looks = max(LEAST, int(LOOKED * runs / worlds / 2))
     again = max(LEAST, int((1 - LOOKED - FINAL) * runs / min(KEPT, worlds) / 2))
     return looks, again, max(LEAST, int(FINAL * runs / 2))
 
 
 def total(runs: int, worlds: int) -> int:
-    """All runs of the three stages; more than was asked for where every world needs its fewest."""
+    """Count the runs of all three stages; more than `runs` where every world needs its fewest."""
     looks, again, count = stages(runs, worlds)
     return 2 * (looks * worlds + again * min(KEPT, worlds) + count)
 
 
 def fitting(most: int, capacity: int, worlds: int) -> int:
-    """The largest number of runs whose stages are no more than a capacity; 0 where not even the fewest fit."""
+    """Return the largest number of runs whose stages fit into a capacity; 0 if not even the fewest fit."""
     least = min(most, FEWEST)
     runs = min(most, capacity)
     while runs > least and total(runs, worlds) > capacity:
@@ -86,12 +86,12 @@ def fitting(most: int, capacity: int, worlds: int) -> int:
 
 
 def runs_within(effort: Effort, each: float, left: float, worlds: int) -> int:
-    """Runs that fit into the seconds that are left.
+    """Return the number of runs that fit into the seconds that are left.
 
     Parameters
     ----------
     effort : Effort
-        What is allowed.
+        Limits on runs and time.
     each : float
         Seconds of a run.
     left : float
@@ -116,14 +116,14 @@ def runs_within(effort: Effort, each: float, left: float, worlds: int) -> int:
 
 
 def shortened(runs: int, worlds: int, capacity: int) -> int:
-    """Runs of which the two later stages are no more than a capacity, or their fewest."""
+    """Reduce the runs until the two later stages fit into a capacity, or have their fewest."""
     while runs > LEAST and total(runs, worlds) - 2 * stages(runs, worlds)[0] * worlds > capacity:
         runs -= max(1, runs // 100)
     return runs
 
 
 def rounded_seconds(seconds: float) -> int:
-    """Seconds to two digits, upwards."""
+    """Round seconds up to two digits."""
     size = int(10.0 ** max(0, int(math.log10(max(1.0, seconds))) - 1))
     return math.ceil(seconds / size) * size
 
@@ -131,7 +131,7 @@ def rounded_seconds(seconds: float) -> int:
 def planned(
     runs: int, each: float, worlds: Sequence[Any], claim: PrivacyClaim, effort: Effort
 ) -> str:
-    """The budget in one sentence, with the most that it can prove."""
+    """Say the budget in one sentence, with the largest bound that it can prove."""
     count = stages(runs, len(worlds))[2]
     bounds = at_threshold(
         np.ones(count), np.zeros(count), 0.5, delta=claim.delta or 0.0, alpha=effort.alpha

@@ -98,7 +98,7 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
 
 
 def played(world: dict[str, Any], seed: int, zeroed: frozenset[int]) -> tuple[Recorder, Context]:
-    """Run the app; what its grid recorded, and the server's context."""
+    """Run the app; return the grid with its record, and the server's context."""
     asked = _close_network()
     _seed(seed)
     sys.path.insert(0, world["folder"])
@@ -267,7 +267,7 @@ def _seed(seed: int) -> None:
 
 
 def _close_network() -> list[bool]:
-    """Let no socket connect; the list that is returned has an item for each try."""
+    """Forbid every network connection; return a list that gets an item for each try."""
     asked: list[bool] = []
 
     def refused(*_arguments: Any, **_options: Any) -> None:

@@ -27,12 +27,12 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 
 class NoVerdict(FedVeilError):
-    """A subject that cannot be judged: it raises, hangs, or returns what is no output.
+    """The subject cannot be judged: it raises, hangs, or returns something that is not an output.
 
     Parameters
     ----------
     why : str
-        In one sentence, of which the first words are added.
+        Reason in one sentence; "no verdict" is put before it.
     """
 
     def __init__(self, why: str) -> None:

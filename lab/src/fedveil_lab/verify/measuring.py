@@ -175,7 +175,7 @@ def measurement(
 
 
 def scores_of(name: str, values: ArrayLike, lowest: float = -math.inf) -> Floats:
-    """Scores as an array [n], with `lowest` in place of what is not a number.
+    """Convert scores to an array [n]; NaN becomes `lowest`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Runs of both sides of worlds: their seeds, their order, and when they stop."""
+"""Make runs of both sides of worlds: their seeds, their order, and their end in time."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SIDES = ("in", "out")
 
 
 class Runner(Protocol):
-    """Maker of runs."""
+    """Protocol of objects that run a mechanism on the data of a named world."""
 
     @property
     def isolation(self) -> str:
@@ -28,27 +28,27 @@ class Runner(Protocol):
         """Keep a world's data for its runs."""
 
     def run(self, world: str, seed: int) -> RunOutcome:
-        """One run."""
+        """Run the mechanism once on a world's data."""
 
 
 class Player:
-    """Runs of both sides of worlds, each with a seed of its own.
+    """Run a mechanism on both sides of worlds, each time with a new seed.
 
     Parameters
     ----------
     runner : Runner
-        Where they run.
+        Makes the runs.
     worlds : sequence of TwoWorlds
-        That are played.
+        Pairs of neighbouring worlds.
     seed : int
-        From which seeds and order are drawn; no two runs share a seed.
+        Seed from which the seeds and the order of runs are drawn; no two runs have the same seed.
     limit : float, optional
         Seconds after which no run of two worlds begins.
 
     Attributes
     ----------
     played : int
-        Runs so far.
+        Number of runs so far.
     hung : dict of str to str
         Worlds in which a run did not end, and how long it was waited for.
     """
@@ -89,12 +89,12 @@ class Player:
         )
 
     def run(self, world: str, side: str, seed: int | None = None) -> RunOutcome:
-        """One run."""
+        """Run the mechanism once on one side of a world."""
         self.played += 1
         return self.runner.run(f"{world}: {side}", self.seed() if seed is None else seed)
 
     def both(self, world: str, count: int) -> tuple[list[RunOutcome], list[RunOutcome]]:
-        """So many runs of each side, in pairs whose order a coin decides; fewer if time is over or a run hangs."""
+        """Run each side `count` times, in pairs whose order a coin decides; fewer if time is over or a run hangs."""
         found: dict[str, list[RunOutcome]] = {side: [] for side in SIDES}
         for _ in range(count):
             seeds = {side: self.seed() for side in SIDES}
@@ -110,7 +110,7 @@ class Player:
         return found["in"], found["out"]
 
     def seed(self) -> int:
-        """A seed that no other run has."""
+        """Draw a seed that no other run has."""
         while True:
             drawn = int(self._rng.integers(2**32))
             if drawn not in self._used:
@@ -119,7 +119,7 @@ class Player:
 
 
 def probed(player: Player, world: str, claim: PrivacyClaim) -> float:
-    """Seconds of a run; a mechanism that does not answer where everything is plain gets no verdict.
+    """Measure the seconds of one run in a plain world.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def probed(player: Player, world: str, claim: PrivacyClaim) -> float:
 
 
 def said_of(one: RunOutcome) -> str:
-    """Say what became of a run that did not answer."""
+    """Say what happened to a run that did not answer."""
     if CLOSED in one.why:
         return asks_for_network()
     verbs = {"raised": "raises: ", "unreadable": "returns ", "hangs": "hangs: ", "died": "dies: "}

@@ -1,9 +1,9 @@
 """Run somebody's mechanism in worst-case worlds: look at all of them, choose one, and judge it on fresh runs.
 
-A quarter of the runs looks at every world, a quarter at the most telling ones; the best world, attacker, direction and
-threshold are then fixed. The other half of the runs is of that world alone and is judged once: the whole command makes
-one statement, at one alpha. A coin says which of two worlds is run first, so that nothing which changes from run to run
-(a clock, a counter in a file) tells them apart.
+A quarter of the runs looks at every world. Another quarter looks again at the most telling ones. Then the best world,
+attack, direction and threshold are fixed. The other half of the runs is of that world alone and is judged once. So the
+whole command makes one statement, at one alpha. A coin decides which of two worlds runs first: a clock, or a counter in
+a file, cannot tell them apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,27 +126,27 @@ def play(
     say: Say = silent,
     named: Named = numbered,
 ) -> Judged:
-    """Look at all worlds, choose one, and judge once; the budget is said first.
+    """Look at all worlds, choose one, and judge the claim on it once. The first message to `say` is the budget.
 
     Parameters
     ----------
     runner : Runner
-        Where the runs are made.
+        Makes the runs.
     worlds : sequence of TwoWorlds
-        In the claimed relation; the first has to be answered.
+        Pairs in the claimed relation; the mechanism has to answer in the first one.
     claim : PrivacyClaim
-        What is promised.
+        Claim to judge.
     effort : Effort
-        Runs, time and error.
+        Limits on runs, time and error.
     say : callable
-        Is told the budget first, and how it goes.
+        Receives the budget, then progress.
     named : callable
-        Names one of the returned numbers by its place and their count.
+        Turns a number's place and the count of numbers into a name.
 
     Raises
     ------
     NoVerdict
-        If the first world is not answered, or time is over before a world is chosen.
+        If the mechanism does not answer in the first world, or the time ends before a world is chosen.
     """
     delta = 1e-5 if claim.delta is None else claim.delta
     started = monotonic()
@@ -216,7 +216,7 @@ def look_at_all(
     delta: float,
     say: Say,
 ) -> list[Looked]:
-    """A few runs of every world, the most telling first; a world in which a run hangs is left out."""
+    """Make a few runs of every world; return the most telling first. A world in which a run hangs is left out."""
     count = stages(runs, len(worlds))[0]
     found = []
     for one in worlds:
@@ -236,7 +236,7 @@ def look_at_all(
 def look_again(
     player: Player, looked: Sequence[Looked], runs: int, claim: PrivacyClaim, delta: float, say: Say
 ) -> Looked:
-    """Play more runs of the most telling worlds, and return the best result.
+    """Make more runs of the most telling worlds, and return the one with the best attack.
 
     Raises
     ------
@@ -265,7 +265,7 @@ def look_again(
 def halves(
     inside: Sequence[RunOutcome], outside: Sequence[RunOutcome], shape: str
 ) -> tuple[tuple[SeenRuns, SeenRuns], tuple[SeenRuns, SeenRuns]]:
-    """Runs that fit an attack, and those that choose among attacks: each with the unit and without."""
+    """Divide runs into those that fit an attack and those that choose one; each pair is in and out."""
     first, second = seen(inside, shape), seen(outside, shape)
     half = min(len(inside), len(outside)) // 2
     fitted = first.take(slice(0, half)), second.take(slice(0, half))

@@ -62,8 +62,8 @@ def read_scores(path: Path, rows: str = "runs") -> tuple[Floats, Floats]:
     Raises
     ------
     FieldError
-        For what is no such table, with the line that cannot be read, and for a run or a canary that stands there twice;
-        for a table of the other kind, where a column shows it; and for too few scores of a world.
+        If a line cannot be read, or a run or canary occurs twice; if a column shows that the table is of the other
+        kind; or if a world has too few scores.
     """
     require_choice("rows", rows, NAMED)
     if not path.is_file():

@@ -100,7 +100,7 @@ def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
 
 
 def _signed(name: str, scores: ArrayLike, lower_is_in: bool) -> Floats:
-    """Scores of which higher ones mean in."""
+    """Turn scores so that higher ones mean in."""
     if not lower_is_in:
         return scores_of(name, scores)
     return scores_of(name, -scores_of(name, scores, lowest=np.inf))

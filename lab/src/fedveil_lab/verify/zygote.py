@@ -1,9 +1,9 @@
 """A process that has only imported libraries, and is copied for every run of a mechanism.
 
-Run as a file, without FedVeil: ``python zygote.py``. It reads requests on standard input and writes answers on standard
-output, each a length and a pickle. A copy imports the mechanism's own file anew, draws new entropy for the libraries'
-own generators, makes one run in an empty folder of its own, and ends. So nothing that a run leaves in memory, or in the
-folder it works in, reaches another run.
+Run as a file, without FedVeil: ``python zygote.py``. It reads requests from standard input and writes answers to
+standard output, each as a length and a pickle. A copy imports the mechanism's file anew, reseeds the libraries' random
+generators, makes one run in an empty folder, and ends. So neither memory nor the working folder of a run reaches another
+run.
 """
 
 import contextlib
@@ -56,11 +56,11 @@ def ask(process: Any, request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class UnreadableError(TypeError):
-    """What a mechanism returns where no numbers can be read, in words."""
+    """No numbers can be read from what a mechanism returns."""
 
 
 def flat(value: Any) -> tuple[str, Any]:
-    """Shape in words and all numbers [d] of what a mechanism returns: numbers, arrays, tensors, and nests of them.
+    """Return the shape in words, and all numbers [d], of a mechanism's output: numbers, arrays, tensors or nested ones.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def flat(value: Any) -> tuple[str, Any]:
 
 
 def _parts(array: Any) -> list[Any]:
-    """Numbers [d] of an array: of complex ones both parts, of integers beyond a float's digits both halves."""
+    """Return the numbers [d] of an array: both parts of complex ones, both halves of integers beyond 2^53."""
     import numpy as np
 
     row = array.reshape(-1)
@@ -111,7 +111,7 @@ def _parts(array: Any) -> list[Any]:
 
 
 def _kind_of(value: Any) -> str:
-    """A value's kind in words."""
+    """Name a value's kind in words."""
     if value is None:
         return "None"
     return "text" if isinstance(value, str | bytes) else f"an object of type {type(value).__name__}"
@@ -202,7 +202,7 @@ def installed(names: set[str]) -> list[str]:
 
 
 def run(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Fork, wait no longer than asked, and say what came of it."""
+    """Make one run in a copy of this process, end it after the time limit, and return its outcome."""
     folder = tempfile.mkdtemp(dir=state["folder"])
     try:
         with tempfile.TemporaryFile() as said:
