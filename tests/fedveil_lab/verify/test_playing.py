@@ -213,6 +213,17 @@ def test_the_number_that_tells_by_its_tail_alone_is_named():
     assert "(2,) with the unit, (1,) without" in found.world
 
 
+@pytest.mark.parametrize("beside", [np.nan, np.inf, 1e308])
+def test_a_number_that_is_none_or_huge_hides_no_other(beside):
+    def mechanism(data, seed):
+        return np.array([beside, np.random.default_rng(seed).normal(), len(data[-1])])
+
+    claim = PrivacyClaim.parse(CLAIM)
+    found = play(SameProcess(mechanism), library(claim, Sizes())[:3], claim, Effort(runs=200))
+    assert found.refuted
+    assert "number 3 of 3" in found.world
+
+
 class Clock:
     """Seconds that pass with each run."""
 

@@ -20,6 +20,7 @@ from fedveil_lab.verify.measuring import Floats, chosen_threshold, worth
 Scorer = Callable[["SeenRuns"], Floats]
 SURE = 1e300  # a score that no number reaches
 TINY = 1e-300
+LARGEST = 1e150  # number that is compared; larger ones count as it
 JOINT = 64  # coordinates of which a whole covariance is taken
 ROUNDS = 64  # of an output [rounds, numbers], whose rounds are compared
 
@@ -63,7 +64,9 @@ def seen(outcomes: Sequence[RunOutcome], shape: str) -> SeenRuns:
     whole = np.array([label == shape for label in labels], dtype=bool)
     for row, one in enumerate(outcomes):
         if whole[row]:
-            numbers[row] = np.clip(one.numbers, -1e150, 1e150)
+            numbers[row] = np.clip(
+                np.nan_to_num(one.numbers, nan=0.0), -LARGEST, LARGEST
+            )  # the label says NaN
     return SeenRuns(labels, numbers, whole, shape)
 
 
@@ -200,7 +203,7 @@ def _or_kind(score: Callable[[Floats], Floats], kinds: Scorer) -> Scorer:
 
 def _scale(x: Floats, y: Floats) -> Floats:
     """Variance within both worlds [d], kept above 0 so that it can divide."""
-    largest = max(float(np.abs(x).max()), float(np.abs(y).max()), TINY)
+    largest = np.maximum(np.abs(x).max(axis=0), np.abs(y).max(axis=0))
     within: Floats = (x.var(axis=0) + y.var(axis=0)) / 2 + 1e-26 * largest**2 + TINY
     return within
 
