@@ -56,7 +56,7 @@ PARTS = {  # blocks of code, by their first lines
     "from fedveil.flower import FACTS": "a part of a reader's app (test_several_models.py)",
     "method = fv.RecordDP(": "a part of a reader's app (site_kit.py)",
     "GaussianFilter(": "a part of a job (test_nvflare_gaussian.py)",
-    "recipe = FedAvgRecipe(": "a part of a job with the reader's network (test_nvflare_recipes.py)",
+    "import fedveil.nvflare\nfrom nvflare.app_opt": "a part of a job with the reader's network (test_nvflare_recipes.py)",
     "recipe = SwarmLearningRecipe(": "a part of a job with the reader's network (test_nvflare_swarm.py)",
     "fedveil.nvflare.protect(recipe": "a part of a job with the reader's recipe (test_nvflare_recipes.py)",
     "with LifetimeLedger(": "a part of a program, with `...` in it",
@@ -94,7 +94,9 @@ INSTEAD = {
     "/secure/": "",
     " examples/nvflare-job": f" {ROOT}/examples/nvflare-job",
     " examples/recorded": f" {ROOT}/examples/recorded",
+    " examples/nvflare-hello": f" {ROOT}/examples/nvflare-hello",
     "../fedveil-job": "fedveil-job",
+    "../fedveil-hello": "fedveil-hello",
     "hospitals-breast": "digits-compare",  # images of MedMNIST
 }
 SMALLER = {  # beginnings of commands: what is added; of an option that stands twice, the later one counts

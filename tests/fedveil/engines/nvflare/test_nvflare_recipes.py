@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -236,6 +238,23 @@ def test_three_lines_run_in_flares_simulator(level, tmp_path, monkeypatch):
     values = json.loads(summary.read_text())
     assert (values["rounds"], values["clients"], values["stopped"]) == (2, 3, "")
     assert ("formal eps=8 " if level == "site" else "eps=6.573 ") in values["guarantee"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("level", "hopeless", "least"), [("site", True, 0.0), ("image", False, 0.7)]
+)
+def test_flares_first_example_says_that_it_cannot_learn_and_learns_for_each_image(
+    level, hopeless, least, tmp_path
+):
+    example = Path(__file__).resolve().parents[4] / "examples" / "nvflare-hello" / "job.py"
+    command = [sys.executable, str(example), level, str(tmp_path / "work")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    options = {"capture_output": True, "text": True, "check": True, "env": environment}
+    done = subprocess.run(command, **options, timeout=1200)
+    printed = done.stdout + done.stderr
+    assert ("106 times as long" in printed) == hopeless
+    assert float(printed.split("accuracy ")[-1].split()[0]) >= least
 
 
 @pytest.mark.deploy
