@@ -199,9 +199,9 @@ class Plan:
                 f"a model of at most {_counted(most, 'parameter')}" if most else "no model at all"
             )
             return f"this noise leaves {models} to train; give the number of parameters for the signal-to-noise ratio"
-        if snr >= ENOUGH:
-            return "the noise is of the size of the signal or smaller: training can work"
         times = f"{float(f'{1 / snr:.3g}'):,g} times as long as an update"
+        if snr >= ENOUGH:
+            return f"training can work: the noise is {times}, and up to {1 / ENOUGH:.2g} times is little enough"
         ways = ", or ".join(
             [*self._changes(snr), "record-level privacy inside each client, which promises less"]
         )

@@ -5,6 +5,7 @@ A command imports PyTorch only when it runs, so that ``--help`` is fast.
 
 import sys
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from io import TextIOWrapper
 from typing import Any
 
@@ -104,6 +105,17 @@ class Commands(click.Group):
             if found is not None:
                 self.commands[cmd_name] = found
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; an unknown name is answered by the nearest one, loaded or not."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            near = get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def _of_others(self, name: str) -> click.Command | None:
         known = Registry[Any]("command", self._own, group=GROUP)
