@@ -1194,7 +1194,7 @@ BUGS = (
     ),
     _bug(
         "nvflare: a job's filter takes over from the site's",
-        "PrivacyFilter.process",
+        "PrivacyFilter._asked",
         "fl_ctx.get_prop(PENDING) is not None",
         "False",
         "test_nvflare_filters",
@@ -1208,7 +1208,7 @@ BUGS = (
     ),
     _bug(
         "nvflare: an executor that raises is seen",
-        "PrivacyFilter.admit",
+        "PrivacyFilter._admitted",
         "_shield(runner.find_executor(self.task))",
         "pass",
         "test_nvflare_filters",

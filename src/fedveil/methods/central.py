@@ -146,7 +146,7 @@ class CentralNoise(AroundRule, ABC):
         return None if isinstance(self.clip, QuantileClip) else self.clip
 
     @property
-    def working_copies(self) -> int:
+    def working_copies(self) -> int:  # type: ignore[override]
         """How many stacks combining holds; a rule that needs all coordinates gets clipped updates beside unclipped."""
         if self.noise == "discrete":
             return 6

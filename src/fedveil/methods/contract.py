@@ -97,7 +97,6 @@ class ClientDefaults(Parameters):
     outside_promise: ClassVar[frozenset[str]] = (
         frozenset()
     )  # parameters that cannot change the promise
-    working_copies: ClassVar[int] = 1
 
     def init(self) -> NoState:
         return NoState()
@@ -164,10 +163,6 @@ class ServerSide(Protocol):
     def may_be_proven(self) -> bool:
         """Whether the server's noise can have an epsilon."""
 
-    @property
-    def working_copies(self) -> int:
-        """How many stacks of all updates `combine` holds at once beside the replies: what a server needs room for."""
-
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         """Return the server's state before the first round."""
 
@@ -196,6 +191,8 @@ class ServerDefaults(Parameters):
     outside_promise: ClassVar[frozenset[str]] = (
         frozenset()
     )  # parameters that cannot change the promise
+    # stacks of all updates that `combine` holds beside the replies
+    working_copies: ClassVar[int] = 1
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         return NoState()

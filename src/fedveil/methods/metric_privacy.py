@@ -82,7 +82,7 @@ class MetricPrivacy(CentralNoise):
             raise FieldError("released_range", self.released_range, "must be (low, high)")
 
     @property
-    def working_copies(self) -> int:
+    def working_copies(self) -> int:  # type: ignore[override]
         """How many stacks combining holds: the distance needs all coordinates at once, and leaves out long updates."""
         return max(super().working_copies + 1, 2)
 

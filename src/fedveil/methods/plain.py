@@ -75,7 +75,7 @@ class AroundRule(ServerDefaults):
         return self.aggregator
 
     @property
-    def working_copies(self) -> int:
+    def working_copies(self) -> int:  # type: ignore[override]
         """How many stacks combining holds: none for a rule that works on blocks of columns."""
         return 0 if self.aggregator.columnwise else 1 + self.aggregator.working_copies
 

@@ -170,5 +170,5 @@ def test_no_message_advises_to_delete_what_may_hold_a_ledger():
                 and not any(word in text.lower() for word in HARMLESS)
             ):
                 said.append(f"{file.name}: {text}")
-    options = ("--out-world", "copy-move", "In the target's place")  # which name such a thing
+    options = ("--out-world", "copy-move", "replaces an absent target")  # which name such a thing
     assert [one for one in said if not any(word in one for word in options)] == []

@@ -179,9 +179,9 @@ def test_every_client_and_round_has_its_own_noise(name):
     fed = scripted(build(name, **options), step.repeat(2, 1), **learner)
     noises, combine = [], fed.server.combine
 
-    def watched(broadcast, replies, *rest):
-        noises.extend(model_of(r) - broadcast.models[0] - sent for r in replies.values())
-        return combine(broadcast, replies, *rest)
+    def watched(broadcast, answers, *rest):
+        noises.extend(model_of(r) - broadcast.models[0] - sent for r in answers.replies.values())
+        return combine(broadcast, answers, *rest)
 
     fed.server.combine = watched
     fed.run(2)

@@ -272,8 +272,8 @@ def test_a_run_is_not_resumed_without_the_ledgers_that_hold_what_was_spent():
 def test_only_models_reach_the_server_under_local_trust(name):
     seen, fed = [], federation(name)
     combine = fed.server.combine
-    fed.server.combine = lambda opened, replies, *rest: (
-        seen.append(replies) or combine(opened, replies, *rest)
+    fed.server.combine = lambda opened, answers, *rest: (
+        seen.append(answers.replies) or combine(opened, answers, *rest)
     )
     fed.run(1)
     assert {r.kind for releases in seen[0].values() for r in releases} == {"model"}

@@ -90,25 +90,25 @@ def combining(change):
     def cheat(server):
         honest = server.combine
 
-        def combine(broadcast, replies, failed, refused, least, **own):
+        def combine(broadcast, answers, *rest):
             if broadcast.public.round == 1:
-                replies, own = change(dict(replies), own)
-            return honest(broadcast, replies, failed, refused, least, **own)
+                answers = change(answers)
+            return honest(broadcast, answers, *rest)
 
         server.combine = combine
 
     return cheat
 
 
-def leave_out(replies, own):
-    replies.pop(0)
-    return replies, {**own, "asked": len(replies)}
+def leave_out(answers):
+    replies = {partition: reply for partition, reply in answers.replies.items() if partition}
+    return replace(answers, replies=replies, asked=len(replies))
 
 
-def alter(replies, own):
-    [release] = replies[0]
-    replies[0] = (replace(release, value=release.value + 1),)
-    return replies, own
+def alter(answers):
+    [release] = answers.replies[0]
+    altered = (replace(release, value=release.value + 1),)
+    return replace(answers, replies={**answers.replies, 0: altered})
 
 
 @pytest.mark.parametrize("change", [leave_out, alter])

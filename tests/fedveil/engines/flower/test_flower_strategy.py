@@ -295,13 +295,13 @@ def test_a_round_of_nothing_but_unprotected_replies_ends_loudly(change):
         )
 
 
-@pytest.mark.parametrize(("free", "fits"), [(100, False), (200, True)])
+@pytest.mark.parametrize(("free", "fits"), [(431, False), (432, True)])
 def test_answers_that_do_not_fit_into_memory_are_refused_before_anybody_trains(
     free, fits, monkeypatch
 ):
     monkeypatch.setattr(memory, "WORTH_ASKING", 0)
     monkeypatch.setattr(memory, "available", lambda: free)
-    trained = []  # three models of six float32: 72 bytes as messages, and 72 as models
+    trained = []  # models of 24 bytes: three as messages, three as models, room for twelve
     strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1)
     client = app(change=lambda content, partition: trained.append(partition))
     if fits:
