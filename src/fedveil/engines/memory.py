@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedveil.errors import FieldError
 from fedveil.methods import SecureSum, ServerSide
-from fedveil.methods.contract import ServerDefaults
+from fedveil.methods.contract import stacks_of
 
 WORTH_ASKING = 1 << 28  # bytes below which the check is skipped
 _GROUP = Path("/sys/fs/cgroup")
@@ -38,7 +38,7 @@ def require_room(clients: int, models: Tensor, server: ServerSide, copies: int =
     """
     parameters = models.shape[-1]
     itemsize = _SHARE if isinstance(server, SecureSum) else models.element_size()
-    stacks = copies + getattr(server, "working_copies", ServerDefaults.working_copies)
+    stacks = copies + stacks_of(server)
     needed = (stacks * clients + _VECTORS) * parameters * itemsize
     if needed < WORTH_ASKING:
         return

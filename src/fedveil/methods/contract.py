@@ -198,6 +198,11 @@ class ServerDefaults(Parameters):
         return NoState()
 
 
+def stacks_of(server: ServerSide) -> int:
+    """Return how many stacks of all updates a server side's `combine` holds beside the replies; 1 if it does not say."""
+    return getattr(server, "working_copies", ServerDefaults.working_copies)
+
+
 def require_parts(method: str, side: object, contract: type) -> None:
     """Refuse a side of a method, or its class, if it lacks an attribute of its interface.
 
