@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fedveil.errors import FieldError
 from fedveil.methods import SecureSum, ServerSide
-from fedveil.methods.contract import stacks_of
+from fedveil.methods.contract import working_copies_of
 
 WORTH_ASKING = 1 << 28  # bytes below which the check is skipped
 _GROUP = Path("/sys/fs/cgroup")
 _SHARE = 8  # bytes of an entry of a secure sum's share
-_VECTORS = 12  # models of room for sums in float64, noise and an optimiser's state
+_VECTORS = 16  # models of room for blocks of columns, sums in float64, noise and an optimiser's state
 
 
 def require_room(clients: int, models: Tensor, server: ServerSide, copies: int = 1) -> None:
@@ -38,7 +38,7 @@ def require_room(clients: int, models: Tensor, server: ServerSide, copies: int =
     """
     parameters = models.shape[-1]
     itemsize = _SHARE if isinstance(server, SecureSum) else models.element_size()
-    stacks = copies + stacks_of(server)
+    stacks = copies + working_copies_of(server)
     needed = (stacks * clients + _VECTORS) * parameters * itemsize
     if needed < WORTH_ASKING:
         return

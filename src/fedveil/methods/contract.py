@@ -198,7 +198,7 @@ class ServerDefaults(Parameters):
         return NoState()
 
 
-def stacks_of(server: ServerSide) -> int:
+def working_copies_of(server: ServerSide) -> int:
     """Return how many stacks of all updates a server side's `combine` holds beside the replies; 1 if it does not say."""
     return getattr(server, "working_copies", ServerDefaults.working_copies)
 

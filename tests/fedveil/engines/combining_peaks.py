@@ -30,7 +30,14 @@ RULES = {
     "neighbours, mean": fv.NNM(fv.FedAvg(), 2),
     "neighbours, Krum": fv.NNM(fv.Krum(2), 2),
     "buckets": fv.Bucketing(fv.FedAvg(), 2),
+    "proximal": fv.FedProx(),
+    "momentum": fv.FedAvgM(),
+    "Adagrad": aggregation.FedAdagrad(),
     "Adam": fv.FedAdam(),
+    "Yogi": aggregation.FedYogi(),
+    "weighted median": aggregation.WeightedMedian(),
+    "split trimmed mean": aggregation.SplitTrimmedMean(),
+    "weighted geometric median": aggregation.WeightedGeometricMedian(),
 }
 
 
@@ -86,6 +93,7 @@ def methods() -> dict[str, Method]:
             if not isinstance(rule, fv.NNM):  # it has no sensitivity
                 found[f"{method}, {name}"] = build(method, rule, noise_multiplier=1.0, clip=1.0)
     found["global, discrete"] = build("global", noise_multiplier=1.0, clip=1.0, noise="discrete")
+    found["metric, discrete"] = build("metric", noise_multiplier=1.0, clip=1.0, noise="discrete")
     found["global, printed, Krum"] = build(
         "global", fv.Krum(2), noise_multiplier=1.0, clip=1.0, order="printed"
     )

@@ -73,14 +73,14 @@ def test_models_that_are_added_as_they_come_need_no_room():
 @pytest.mark.parametrize(
     ("server", "copies", "needed"),
     [
-        (build("vanilla").server, 1, 560),  # 2 models of 40 bytes, and 12 of room
-        (build("vanilla").server, 2, 640),
-        (build("vanilla", fv.FedMedian()).server, 1, 560),
-        (build("vanilla", fv.Krum(0)).server, 1, 640),
-        (build("global", fv.Krum(0), noise_multiplier=1.0).server, 1, 720),
-        (build("metric").server, 1, 720),
-        (build("metric", fv.Krum(0)).server, 1, 800),
-        (SHARES, 1, 1120),
+        (build("vanilla").server, 1, 720),  # 2 models of 40 bytes, and 16 of room
+        (build("vanilla").server, 2, 800),
+        (build("vanilla", fv.FedMedian()).server, 1, 720),
+        (build("vanilla", fv.Krum(0)).server, 1, 800),
+        (build("global", fv.Krum(0), noise_multiplier=1.0).server, 1, 880),
+        (build("metric").server, 1, 880),
+        (build("metric", fv.Krum(0)).server, 1, 960),
+        (SHARES, 1, 1440),
     ],
 )
 def test_answers_count_as_often_as_they_are_held(server, copies, needed, monkeypatch):

@@ -295,13 +295,13 @@ def test_a_round_of_nothing_but_unprotected_replies_ends_loudly(change):
         )
 
 
-@pytest.mark.parametrize(("free", "fits"), [(431, False), (432, True)])
+@pytest.mark.parametrize(("free", "fits"), [(527, False), (528, True)])
 def test_answers_that_do_not_fit_into_memory_are_refused_before_anybody_trains(
     free, fits, monkeypatch
 ):
     monkeypatch.setattr(memory, "WORTH_ASKING", 0)
     monkeypatch.setattr(memory, "available", lambda: free)
-    trained = []  # models of 24 bytes: three as messages, three as models, room for twelve
+    trained = []  # models of 24 bytes: three as messages, three as models, room for sixteen
     strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1)
     client = app(change=lambda content, partition: trained.append(partition))
     if fits:
