@@ -121,7 +121,7 @@ def _outlined(folder: Path, file: Path) -> Iterator[Document]:
     for name, own in sorted(outlines.items()):
         image = folder / name
         if not image.is_file():
-            raise FieldError(str(image), None, f"is missing, and {file.name} names it")
+            raise FieldError(str(image), None, f"{file.name} names it")
         read = partial(_read, str(image), image, own)
         yield Document(name, read, _sensitive(kinds, image.stem))
 

@@ -124,7 +124,7 @@ def read_off(
             continue
         if column.missing.any():
             if not missing:
-                column.refuse(column.missing, f"is missing: {FIX}")
+                column.refuse(column.missing, f"a value is needed: {FIX}")
             gaps[name] = "indicator"
         inputs[name] = _limits_of(column)
         found.said += odd(column)
@@ -258,7 +258,7 @@ def _classes_of(column: Column, chosen: bool) -> dict[str, Any]:
         raise FieldError(
             "target", column.name, f"holds {column.sort}: a number or few texts can be predicted"
         )
-    column.refuse(_missing_target(column), "is missing: fill it in, or remove the row")
+    column.refuse(_missing_target(column), "a value is needed: fill it in, or remove the row")
     _refuse_ids(column, chosen)
     if len(column.texts) > 1 and column.texts.nunique() == 1:
         raise FieldError(

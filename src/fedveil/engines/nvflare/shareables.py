@@ -141,7 +141,7 @@ def read_broadcast(
     facts, sites = (dxo.meta or {}).get(messages.PUBLIC), (dxo.meta or {}).get(SITES)
     if not isinstance(facts, dict) or not isinstance(sites, list):
         raise FieldError(
-            messages.PUBLIC, None, "is missing from the task: the server must run FedVeilController"
+            messages.PUBLIC, None, "the task lacks it: the server must run FedVeilController"
         )
     public, count = messages.read_public(facts, layout)
     if count != hypotheses or dxo.data_kind != DataKind.WEIGHTS:
