@@ -44,19 +44,20 @@ def most_telling(
     """
     if attack.name == "kind of answer":
         return _kinds(*fitted)
-    halves = [tuple(one.numbers[one.whole] for one in pair) for pair in (fitted, chosen)]
-    (first, second), (third, fourth) = halves
-    count = first.shape[1]
-    if count < 2 or min(len(one) for pair in halves for one in pair) < 2:
+    fitted_in, fitted_out = map(_numbers, fitted)
+    chosen_in, chosen_out = map(_numbers, chosen)
+    samples = (fitted_in, fitted_out, chosen_in, chosen_out)
+    count = fitted_in.shape[1]
+    if count < 2 or min(map(len, samples)) < 2:
         return ""
     best, found = 0.0, ""
-    for at in furthest(first, second):
-        middle = float(np.median(second[:, at]))
+    for at in furthest(fitted_in, fitted_out):
+        middle = float(np.median(fitted_out[:, at]))
         for score in (_value, _far):
             for sign in (1.0, -1.0):
-                parts = [sign * score(one[:, at], middle) for one in (first, second, third, fourth)]
-                threshold = chosen_threshold(parts[0], parts[1], delta, alpha, figure)
-                proven = worth(parts[2], parts[3], threshold, delta, alpha, figure)
+                scores = [sign * score(sample[:, at], middle) for sample in samples]
+                threshold = chosen_threshold(scores[0], scores[1], delta, alpha, figure)
+                proven = worth(scores[2], scores[3], threshold, delta, alpha, figure)
                 if proven > best:
                     best, found = proven, named(at, count)
     return found
@@ -69,6 +70,11 @@ def furthest(inside: Floats, outside: Floats) -> list[int]:
     steps = np.where(order < len(inside), 1 / len(inside), -1 / len(outside))
     gaps = np.abs(np.cumsum(steps, axis=0)).max(axis=0)
     return [int(place) for place in np.argsort(-gaps, kind="stable")[:LOOKED_AT]]
+
+
+def _numbers(runs: SeenRuns) -> Floats:
+    """Return the numbers [runs, count] of the runs that gave a whole answer."""
+    return runs.numbers[runs.whole]
 
 
 def _value(numbers: Floats, _middle: float) -> Floats:
