@@ -106,7 +106,8 @@ def advice_on_regions(setup: Setup, epsilon: float) -> list[str]:
     cells = _cells_like(setup, side, epsilon)
     return [
         "region level, blanking or record level? It follows from what blanking loses. Measured "
-        f"({PAGE}; region level began at the blanked model):",
+        f"({PAGE}; region level began at the blanked model; of two that are not told apart, the one without noise or with "
+        "more protection is named):",
         *map(str, cells),
         "what blanking loses in these data, only public data of the kind can tell: compare there",
     ]
