@@ -86,7 +86,7 @@ class OwnTraining:
     def __init__(self, given: SiteTraining, seed: int) -> None:
         self._given, self._seed = given, seed
         self._learner: Learner | None = None
-        self._own_trains = False  # whether the trainer that the site names was built
+        self._trainer_built = False  # whether the trainer that the site names was built
         self._client: ClientData | None = None
 
     def begin(self, module: nn.Module, layout: Layout, method: Method) -> None:
@@ -129,7 +129,7 @@ class OwnTraining:
         """Return the learner of an admitted task, with the trainer that the site's configuration names."""
         learner = self._learner
         assert learner is not None  # a task was admitted
-        if self._given.trainer and not self._own_trains:
+        if self._given.trainer and not self._trainer_built:
             found = _of_the_site("trainer", self._given.trainer)
             if isinstance(found, type) and package_of(found):
                 learner.trainer = LightningTrainer(
@@ -137,7 +137,7 @@ class OwnTraining:
                 )
             else:
                 learner.trainer = found(learner.model, learner.layout, learner.local)
-            self._own_trains = True
+            self._trainer_built = True
         return learner
 
     @property
