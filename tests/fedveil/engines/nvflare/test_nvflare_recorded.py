@@ -118,21 +118,23 @@ def test_what_cannot_be_kept_ends_the_job_before_anybody_is_asked(keep, tmp_path
     assert not any(site.sent for site in sites)
 
 
-def recorded(tmp_path, data):
+def recorded(tmp_path, data, rounds=ROUNDS, cohort=3):
     """Train sites on these data, and return the configuration of the auditor and the executors."""
     values = {
         "name": "flare",
         "seed": 3,
-        "rounds": ROUNDS,
+        "rounds": rounds,
         "data": data,
         "model": {"module": "test_nvflare_recorded:net"},
         "local": {"lr": 0.1, "batch_size": 8},
         "privacy": {"method": "vanilla"},
+        "clients_per_round": cohort,
     }
     config = parse(values)
     clients = prepare(config).clients
     executors = [Trainer(i, data=client) for i, client in enumerate(clients)]
-    run(tmp_path, sites_of(tmp_path, "vanilla", executors=executors), keep=BOTH)
+    sites = sites_of(tmp_path, "vanilla", executors=executors)
+    run(tmp_path, sites, keep=BOTH, rounds=rounds, clients_per_round=cohort)
     return config, executors
 
 
@@ -146,6 +148,15 @@ def test_a_recorded_run_is_attacked_without_training_anew(tmp_path):
         "membership: fedmia",
     }
     assert [one.trained for one in executors] == trained == [ROUNDS] * 3
+
+
+def test_who_took_part_is_attacked_where_the_server_draws_its_sites(tmp_path):
+    config, executors = recorded(tmp_path, SITES_DATA, rounds=10, cohort=2)
+    assert sum(one.trained for one in executors) == 2 * 10
+    judged = play(RecordedGame(folder_of(tmp_path), config, attacks=("participation",)))
+    found = {one.attack: one.n for one in judged.verdicts}
+    # each round gives one pair: a site that was asked and one that was not
+    assert found == {"participation: loss": 10, "participation: calibrated-loss": 10}
 
 
 @pytest.mark.slow
