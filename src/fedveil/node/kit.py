@@ -144,7 +144,26 @@ def _of_filter(arguments: Mapping[str, Any]) -> Iterator[Binding]:
     if made.allow:
         why = f"the site answers for {', '.join(made.allow)}"
         yield Binding(f"{what} allow", "not seen", why, needed=False)
+    yield from _of_training(made.training or {})
     yield from _of_ledger(made.ledger, made.head, made.dataset)
+
+
+def _of_training(training: Mapping[str, Any]) -> Iterator[Binding]:
+    """Yield whether the modules that the site names for its own training can be found; none of them runs."""
+    from fedveil.engines.nvflare.presence import require_present
+
+    for field in ("data", "trainer"):
+        name = training.get(field)
+        if not name:
+            continue
+        what = f"privacy.json PrivacyFilter training.{field}"
+        try:
+            require_present(field, name)
+        except FedVeilError as error:
+            why = f"{error}; the site would decline each task"
+            yield Binding(what, "no", why, needed=False)
+        else:
+            yield Binding(what, "yes", f"{name} is found from this folder", needed=False)
 
 
 def _of_ledger(ledger: str | None, head: str | None, dataset: str | None) -> Iterator[Binding]:

@@ -139,3 +139,19 @@ def test_a_rehearsal_is_for_nodes(kit):
     assert (
         CliRunner().invoke(app, ["node", "check", str(kit.written()), "--rehearse"]).exit_code == 2
     )
+
+
+@pytest.mark.parametrize("field", ["data", "trainer"])
+def test_a_module_of_the_site_is_looked_for_and_not_run(field, kit, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_the_ward.py").write_text("raise SystemExit('the module ran')")
+    what = f"privacy.json PrivacyFilter training.{field}"
+
+    def seen(module):
+        kit.arguments["training"] = {"data": "of_the_ward:data", field: f"{module}:make"}
+        return {one.what: one for one in check_kit(kit.written())}[what]
+
+    assert seen("of_the_ward").binds == "yes"
+    absent = seen("of_no_ward")
+    assert (absent.binds, absent.needed) == ("no", False)
+    assert "of_no_ward" in absent.why
