@@ -12,6 +12,7 @@ from fedveil.methods import GlobalDP, RecordDP
 from fedveil_lab.config.foresight import (
     PULL,
     Shape,
+    evenness,
     foresee,
     least_reach,
     pull_of,
@@ -79,6 +80,25 @@ def test_the_mean_weight_by_hand() -> None:
     # three rows of weight 1/3 beside one of weight 1: (3 / 3 + 1) / 4
     assert weighing([1 / 3, 1.0]) == pytest.approx(0.5)
     assert weighing([]) == 1.0
+
+
+@pytest.mark.parametrize("rows", [(10, 10), (90, 10), (3, 44, 153, 800)])
+def test_the_interval_of_uneven_classes_is_that_of_their_own_rows(rows) -> None:
+    """A class counts as many held-out rows as it has, and not as few as the rarest has."""
+    weights = [min(rows) / own for own in rows]
+    shape = Shape(
+        classes=len(rows),
+        inputs=20,
+        image=False,
+        units=10**6,
+        rows=1,
+        held_out=sum(rows),
+        weighing=weighing(weights),
+        even=evenness(weights),
+    )
+    found = foresee(shape, 1e9, 0.8)
+    variance = sum(found.score * (1 - found.score) / own for own in rows) / len(rows) ** 2
+    assert found.score - found.low == pytest.approx(1.96 * variance**0.5)
 
 
 @pytest.mark.parametrize("deviation", [0.005, 0.02, 0.06])

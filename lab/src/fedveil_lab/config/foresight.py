@@ -50,6 +50,8 @@ class Shape:
         Number of rows on which the score is measured.
     weighing : float
         Mean weight of a row; weights multiply clipped gradients.
+    even : float
+        Share of the held-out rows that would tell as much if all classes were equally frequent, see `evenness`.
     """
 
     classes: int
@@ -59,6 +61,7 @@ class Shape:
     rows: float
     held_out: float
     weighing: float = 1.0
+    even: float = 1.0
 
     @property
     def chance(self) -> float:
@@ -110,6 +113,18 @@ def weighing(weights: Sequence[float]) -> float:
     if weights:
         return len(weights) / sum(1 / weight for weight in weights)
     return 1.0
+
+
+def evenness(weights: Sequence[float]) -> float:
+    """Return n' / n: n rows of uneven classes tell a balanced accuracy as well as n' rows of equally frequent ones.
+
+    A class weight w is inversely proportional to the class's rows. The variance of a balanced accuracy is the mean over
+    classes of p (1 - p) / rows, over their number K. So n' = n / (mean of w times mean of 1/w).
+    """
+    if not weights:
+        return 1.0
+    mean = sum(weights) / len(weights)
+    return weighing(weights) / mean
 
 
 def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:
@@ -239,6 +254,6 @@ def _margin(reach: float, classes: int) -> float:
 
 
 def _width(score: float, shape: Shape) -> float:
-    """Half width of the interval of a balanced accuracy; with uneven classes the rarest has few rows."""
-    rows = shape.held_out * shape.weighing
+    """Half width of the interval of a balanced accuracy."""
+    rows = shape.held_out * shape.even
     return WIDTH * math.sqrt(score * (1 - score) / rows)

@@ -5,7 +5,15 @@ import math
 from fedveil.accounting import REGIONS
 from fedveil.methods import Method, RecordDP
 from fedveil_lab.config import Config
-from fedveil_lab.config.foresight import REACH, Shape, foresee, least_reach, pull_of, weighing
+from fedveil_lab.config.foresight import (
+    REACH,
+    Shape,
+    evenness,
+    foresee,
+    least_reach,
+    pull_of,
+    weighing,
+)
 from fedveil_lab.config.variants import configure, variants_of
 from fedveil_lab.runs.prepare import Setup
 from fedveil_lab.runs.promised import prepared
@@ -96,6 +104,7 @@ def shape_of(setup: Setup, side: object) -> Shape:
         rows=rows / units,
         held_out=max(1.0, rows * held / (1 - held)),
         weighing=weights,
+        even=evenness(setup.config.local.class_weights),
     )
 
 
