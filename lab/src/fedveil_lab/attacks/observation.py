@@ -29,6 +29,7 @@ CAPABILITIES: dict[str, str] = {
     "client models": "receives each client's own model, as the server does",
     "training": "knows the architecture and how clients train",
     "labels": "knows the labels of the examples that a client trained on",
+    "unmarked": "knows all of a client's examples but their marked content",
     "statistics": "knows the normalisation statistics of a client's batch",
 }
 

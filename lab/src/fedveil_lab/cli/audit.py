@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedveil_lab.games import Game, Judgement
 
 REPLICATES = """Runs with the target, and as many without (default: 30; fewer than 6 prove nothing). \
-For membership: runs of each setting (3). For inversion: attacked clients (30)."""
+For membership: runs of each setting (3). For inversion: attacked clients (30); for regions 3."""
 COLLUDERS = "Number of clients that attack together; default: 2, where there are three clients."
 SHADOW = "Attacker's copy of the target's data: clean (default), noisy, partial or public."
 OUT_WORLD = """What replaces an absent target: replace (another client), twin (one like it), remove, empty, itself (a check). \
@@ -25,6 +25,7 @@ RECORDED = """Attack the files in a run's folder, without new training; --attack
 CONFIGURED = """With --recorded on a server's folder: the configuration whose [data] and [model] belong to it. \
 --set and --seed apply to this file."""
 IMAGES = "For inversion: images of each client; default: 1."
+GLYPH = "For regions: rows and columns of a glyph, in pixels; default: 10x7."
 
 
 def audit(
@@ -43,7 +44,7 @@ def audit(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Question: participation, inversion, membership, or a game of yours; default: that of the attacks.",
+            help="Question: participation, inversion, membership, region, or a game of yours; default: by the attacks.",
         ),
     ] = None,
     replicates: Annotated[int | None, typer.Option(metavar="N", help=REPLICATES)] = None,
@@ -60,6 +61,7 @@ def audit(
     shadow: Annotated[str | None, typer.Option(metavar="KIND", help=SHADOW)] = None,
     out_world: Annotated[str | None, typer.Option(metavar="KIND", help=OUT_WORLD)] = None,
     images: Annotated[int | None, typer.Option(metavar="N", help=IMAGES)] = None,
+    glyph: Annotated[str | None, typer.Option(metavar="ROWSxCOLUMNS", help=GLYPH)] = None,
     recorded: Annotated[bool, typer.Option("--recorded", help=RECORDED)] = False,
     config: Annotated[str | None, typer.Option(metavar="FILE", help=CONFIGURED)] = None,
     double: Annotated[
@@ -87,6 +89,8 @@ def audit(
     By the server, on the images behind one round's releases:
       inversion (those that fit)  analytic  dlg  idlg  cosine  estimated-statistics
       running-statistics  local-steps  see-through  spear
+    By the server, on the glyphs of marked content (unit = "region"):
+      region (both)  distance  direction
     By the server, on the records that clients trained on:
       membership (those without shadow models)  loss  loss-trajectory  fedmia
       fedmia-by-class  fedmia-same-classes  source
@@ -118,7 +122,7 @@ def audit(
             "attacker": attacker,
         }
         options |= {"colluders": colluders, "shadow": shadow, "world": out_world, "images": images}
-        options |= {"double": double or None, "compare": compare or None}
+        options |= {"double": double or None, "compare": compare or None, "glyph": glyph}
         asked: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None
         }

@@ -13,5 +13,6 @@ from fedveil_lab.games.game import play as play
 from fedveil_lab.games.inversion import InversionGame as InversionGame
 from fedveil_lab.games.membership import MembershipGame as MembershipGame
 from fedveil_lab.games.participation import ParticipationGame as ParticipationGame
+from fedveil_lab.games.region import RegionGame as RegionGame
 from fedveil_lab.games.scoring import Audit as Audit
 from fedveil_lab.games.scoring import Scored as Scored

@@ -13,11 +13,11 @@ from fedveil.engines import Seen
 from fedveil.errors import FieldError
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks.inversion import DLG, Cosine, Inversion, ServerKnowledge, invert
+from fedveil_lab.attacks.inversion.glyphs import GLYPH
 from fedveil_lab.attacks.observation import Received, ThreatModel
 from fedveil_lab.config import Config
 from fedveil_studies.fedre.recovered import (
     FIGURES,
-    GLYPH,
     MEASURED,
     Recovered,
     figures_of,

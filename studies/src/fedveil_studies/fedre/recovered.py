@@ -6,10 +6,10 @@ from statistics import fmean
 
 import torch
 from torch import Tensor
-from torch.nn.functional import unfold
 
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
+from fedveil_lab.attacks.inversion.glyphs import glyphs_of, read_off
 from fedveil_lab.attacks.inversion.knowledge import two_sided
 from fedveil_lab.attacks.inversion.metrics import region_and_rest
 
@@ -17,8 +17,6 @@ MEASURED = tuple(
     f"{where}_{what}" for where in ("region", "rest") for what in ("mse", "ssim", "psnr")
 )
 FIGURES = (*MEASURED, "legible", "blind", "glyphs")
-GLYPH = (10, 7)  # rows and columns of a window, about one letter
-ALIKE = 0.8  # correlation of two windows that show the same letter
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,49 +62,26 @@ def figures_of(recovered: Sequence[Recovered]) -> dict[str, float]:
 
 
 def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:
-    """How much of the sensitive text is read off a reconstruction by its nearest glyph.
+    """How much of the sensitive text is read off a reconstruction by its nearest glyph, see `read_off`.
 
-    Every window of `GLYPH`'s size that is sensitive and holds ink is compared, by correlation, with all such windows of
-    the originals: ``"legible"`` is the share whose nearest one shows what stands there, itself or another window that
-    looks the same; ``"blind"`` the share that naming the commonest one would reach; ``"glyphs"`` the number of
-    windows. 0 without one.
+    ``"legible"`` is the share that came back, ``"blind"`` the share that naming the commonest glyph would reach,
+    ``"glyphs"`` their number.
     """
-    own, seen = [], []
-    for one in recovered:
-        kept = _text(one.original, one.mask)
-        own.append(_standardised(_windows(one.original)[kept]))
-        seen.append(_standardised(_windows(one.reconstruction)[kept]))
-    texts, reconstructed = torch.cat(own), torch.cat(seen)
-    if not len(texts):
-        return {"legible": 0.0, "blind": 0.0, "glyphs": 0.0}
-    alike = (texts @ texts.T > ALIKE).to(torch.float64)
-    alike.fill_diagonal_(1.0)
-    nearest = (reconstructed @ texts.T).argmax(1)
-    legible = float(alike[torch.arange(len(texts)), nearest].mean())
-    return {"legible": legible, "blind": float(alike.mean(0).max()), "glyphs": float(len(texts))}
-
-
-def _text(image: Tensor, mask: Tensor) -> Tensor:
-    """Which windows [n] of an image [1, 1, H, W] are sensitive by more than .7 of [1, H, W], and hold ink."""
-    windows = _windows(image)
-    sensitive = _windows(mask.to(torch.float64)[None]).mean(1) > 0.7
-    return sensitive & (windows.amax(1) - windows.amin(1) > 0.3)
-
-
-def _windows(image: Tensor) -> Tensor:
-    """[1, 1, H, W] to [n, pixels], side by side."""
-    columns: Tensor = unfold(image, GLYPH, stride=GLYPH)
-    return columns.squeeze(0).T
-
-
-def _standardised(windows: Tensor) -> Tensor:
-    centred = windows - windows.mean(1, keepdim=True)
-    lengths: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-    return centred / lengths.clamp_min(1e-12)
+    originals = [one.original for one in recovered]
+    masks = [one.mask for one in recovered]
+    true = glyphs_of(originals, originals, masks)
+    found = glyphs_of([one.reconstruction for one in recovered], originals, masks)
+    reading = read_off(found, true)
+    return {
+        "legible": reading.share,
+        "blind": reading.blind,
+        "glyphs": float(len(true.windows)),
+    }
 
 
 def _partly_sensitive(client: ClientData) -> bool:
     """Whether text is sensitive, and SSIM exists on both sides: on windows of 7 x 7."""
     if client.masks is None or client.examples != 1 or not two_sided(secret(client)[:, 3:-3, 3:-3]):
         return False
-    return bool(_text(client.x.to(torch.float64), secret(client)).any())
+    x = client.x.to(torch.float64)
+    return bool(len(glyphs_of([x], [x], [secret(client)]).windows))

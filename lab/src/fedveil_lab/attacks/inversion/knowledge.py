@@ -30,6 +30,29 @@ SERVER = ThreatModel(
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Unmarked:
+    """What a server knows beside the marked content of a client's examples: all the rest, labels too.
+
+    Nothing but marked content is protected at region level, so its promise is judged against this server.
+
+    Attributes
+    ----------
+    x, y : Tensor
+        Examples [N, *shape] and labels with their marked content blanked.
+    marks : Tensor
+        Marked coordinates, bool [N, *shape].
+    differences : bool
+        Whether the client clips what marked content changes of an example's gradient, and nothing else
+        (`fedveil.learning.regions`).
+    """
+
+    x: Tensor
+    y: Tensor
+    marks: Tensor
+    differences: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerKnowledge(Parameters):
     """What a server knows about the training behind a release; the release itself contains none of it.
@@ -59,6 +82,8 @@ class ServerKnowledge(Parameters):
         Least and largest value of an input.
     reference : Tensor, optional
         Images of the same kind that belong to no client, [m, *shape].
+    unmarked : Unmarked, optional
+        All but the marked content of the examples (capability ``unmarked``); only that content is then searched.
 
     Raises
     ------
@@ -77,6 +102,7 @@ class ServerKnowledge(Parameters):
     noise: float | Mapping[str, float] = 0.0
     pixels: tuple[float, float] = (0.0, 1.0)
     reference: Tensor | None = None
+    unmarked: Unmarked | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no attack here can use."""
@@ -128,6 +154,16 @@ class ServerKnowledge(Parameters):
     def data_range(self) -> float:
         """Difference between the largest and the smallest input value."""
         return self.pixels[1] - self.pixels[0]
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Capabilities that a server needs to know this, beside those that an attack needs."""
+        held = set()
+        if self.labels is not None:
+            held.add("labels")
+        if self.unmarked is not None:
+            held.add("unmarked")
+        return frozenset(held)
 
     def deviations(self) -> Tensor:
         """Standard deviations of the noise, float64 [d]."""
@@ -200,8 +236,14 @@ def invert(
     FieldError
         If the attack cannot use this release: it is empty, missing, or of another model.
     """
-    needs = attack.needs | ({"labels"} if known.labels is not None else set())
-    threat.require(attack.name, needs)
+    threat.require(attack.name, attack.needs | known.capabilities)
+    require_readable(received, known)
+    reconstruction = attack.run(received, known)
+    return replace(reconstruction, images=reconstruction.images.clamp(*known.pixels))
+
+
+def require_readable(received: Received, known: ServerKnowledge) -> None:
+    """Refuse a release that no attack can use: of another model, damaged, or equal to its start."""
     known.layout.check(received.starts, "starts")
     known.layout.check(received.model, "model")
     if not torch.isfinite(received.model).all():
@@ -210,8 +252,6 @@ def invert(
         )
     if not bool(received.update.any()):
         raise FieldError("update", 0.0, "the client sent its start: there is nothing to invert")
-    reconstruction = attack.run(received, known)
-    return replace(reconstruction, images=reconstruction.images.clamp(*known.pixels))
 
 
 def two_sided(mask: Tensor) -> bool:

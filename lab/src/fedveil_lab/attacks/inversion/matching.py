@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedveil.learning import cross_entropy, outputs_of
-from fedveil_lab.attacks.inversion.knowledge import ServerKnowledge
+from fedveil_lab.attacks.inversion.knowledge import ServerKnowledge, Unmarked
 from fedveil_lab.attacks.observation import Received
 
 # Mean absolute difference of neighbouring pixels, as a share of the pixels' range, in smooth pictures.
@@ -76,6 +76,7 @@ class Matching:
             torch.Generator().manual_seed(seed),
         )
         self.start = received.start.detach().to(dtype)
+        self._blanked_at_start: Tensor | None = None
         self.module = deepcopy(known.model).to(dtype).train()
         for part in self.module.modules():
             if isinstance(part, nn.modules.dropout._DropoutNd):
@@ -110,6 +111,7 @@ class Matching:
             Classes [N], or probabilities [N, classes].
         """
         local, theta = self.known.local, self.start
+        x = self.whole(x)
         for epoch in range(local.epochs):
             for rows in torch.split(torch.arange(x.shape[1]), local.batch_size):
                 step = self._gradient(theta, x[epoch % len(x), rows], y[rows])
@@ -118,15 +120,21 @@ class Matching:
             return self._clip(theta - self.start)
         return theta - self.start
 
+    def whole(self, x: Tensor) -> Tensor:
+        """Put what a server knows of the examples beside marked content around what it tries, [..., N, *shape]."""
+        unmarked = self.known.unmarked
+        if unmarked is None:
+            return x
+        return torch.where(unmarked.marks, x, unmarked.x.to(x.dtype))
+
     def _gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        bound = self.known.example_clip
+        bound, unmarked = self.known.example_clip, self.known.unmarked
         if bound is not None and self._clipping:
-
-            def one(vector: Tensor, image: Tensor, label: Tensor) -> Tensor:
-                return cross_entropy(self.outputs(vector, image[None]), label[None])
-
-            rows: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(theta, x, y)
-            return torch.mean(rows * (bound / rows.norm(dim=1, keepdim=True)).clamp(max=1), 0)
+            rows = self._each(theta, x, y)
+            if unmarked is None or not unmarked.differences:
+                return clipped_mean(rows, bound)
+            blanked = self._blanked(theta, unmarked)
+            return torch.mean(blanked, 0) + clipped_mean(rows - blanked, bound)
         if theta.requires_grad:
             leaf = theta
         else:
@@ -134,6 +142,24 @@ class Matching:
         return torch.autograd.grad(
             cross_entropy(self.outputs(leaf, x), y), leaf, create_graph=True
         )[0]
+
+    def _each(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Compute the gradient [N, d] of each example alone."""
+
+        def one(vector: Tensor, image: Tensor, label: Tensor) -> Tensor:
+            return cross_entropy(self.outputs(vector, image[None]), label[None])
+
+        rows: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(theta, x, y)
+        return rows
+
+    def _blanked(self, theta: Tensor, unmarked: Unmarked) -> Tensor:
+        """Compute the gradients [N, d] of the blanked examples; those at the start once."""
+        if theta is not self.start:
+            return self._each(theta, unmarked.x.to(theta.dtype), unmarked.y)
+        if self._blanked_at_start is None:
+            found = self._each(theta, unmarked.x.to(theta.dtype), unmarked.y)
+            self._blanked_at_start = found.detach()
+        return self._blanked_at_start
 
     def _clip(self, update: Tensor) -> Tensor:
         bound, layout = self.known.clip, self.known.layout
@@ -188,6 +214,12 @@ class Matching:
         roughness = total_variation(reference - mean).clamp(min=1e-6)
         normal = ((x - mean).square() / (2 * spread)).sum()
         return penalty + self.weight * (differences / roughness + normal) / 2
+
+
+def clipped_mean(rows: Tensor, bound: float) -> Tensor:
+    """Average vectors [N, d], each cut to a length of at most `bound`."""
+    lengths = rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    return torch.mean(rows * (bound / lengths).clamp(max=1), 0)
 
 
 def total_variation(x: Tensor) -> Tensor:
