@@ -110,7 +110,7 @@ def test_persons_are_measured_beside_the_same_images() -> None:
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
 def test_a_schedule_costs_what_constant_noise_costs(ratio) -> None:
-    noise = schedules.multipliers(0.8, 15, ratio)
+    noise = schedules.multipliers(0.8, schedules.geometric(15, ratio))
     assert float((noise**-2.0).sum()) ** 0.5 == pytest.approx(0.8)
     assert noise[-1] / noise[0] == pytest.approx(ratio)
 
