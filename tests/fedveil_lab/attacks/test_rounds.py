@@ -11,7 +11,7 @@ from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.regions import blanked, marks_of
 from fedveil.methods import build
 from fedveil_lab.attacks.inversion import SERVER, play_round
-from fedveil_lab.attacks.inversion.knowledge import Unmarked
+from fedveil_lab.attacks.inversion.knowledge import Marking
 from fedveil_lab.attacks.inversion.matching import Matching
 from fedveil_lab.attacks.inversion.rounds import _Together, by_distance, require_rounds
 from fedveil_lab.attacks.observation import ThreatError
@@ -36,8 +36,8 @@ def captured(noise, seed=0, unit="region"):
     )
     one = play_round(federation, reference=X[100:140])[0]
     hidden = blanked(CLIENT, 0.0)
-    known = Unmarked(hidden.x, hidden.y, marks_of(CLIENT), differences=unit == "region")
-    return one.received, replace(one.known, labels=CLIENT.y, unmarked=known)
+    marking = Marking(marks_of(CLIENT), 0.0, unit == "region", hidden.x, hidden.y)
+    return one.received, replace(one.known, labels=CLIENT.y, marking=marking)
 
 
 def misfit(received, known):
@@ -50,14 +50,17 @@ def test_the_simulated_step_of_region_level_is_the_one_that_clients_take():
     received, known = captured(1e-6)
     assert misfit(received, known) < 1e-3
     # the mistake that this finds: the whole gradient clipped, as at record level
-    whole = replace(known, unmarked=replace(known.unmarked, differences=False))
+    whole = replace(known, marking=replace(known.marking, differences=False))
     assert misfit(received, whole) > 0.1
+    # inversion, which does not know the rest of the image, simulates that step too
+    unknown = replace(known, marking=replace(known.marking, x=None, y=None))
+    assert misfit(received, unknown) < 1e-3
 
 
 def test_the_simulated_step_of_record_level_clips_the_whole_gradient():
     received, known = captured(1e-6, unit="record")
     assert misfit(received, known) < 1e-3
-    wrong = replace(known, unmarked=replace(known.unmarked, differences=True))
+    wrong = replace(known, marking=replace(known.marking, differences=True))
     assert misfit(received, wrong) > 0.1
 
 

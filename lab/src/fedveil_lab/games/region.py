@@ -20,7 +20,7 @@ from fedveil.errors import FieldError, require_count
 from fedveil.learning.regions import blanked, marks_of
 from fedveil_lab.attacks import Verdict
 from fedveil_lab.attacks.inversion.glyphs import Reading
-from fedveil_lab.attacks.inversion.knowledge import Captured, ReleaseView, Unmarked
+from fedveil_lab.attacks.inversion.knowledge import Captured, Marking, ReleaseView
 from fedveil_lab.attacks.inversion.rounds import SEARCHES, Releases, require_rounds
 from fedveil_lab.attacks.observation import ThreatModel
 from fedveil_lab.attacks.statistics import mean_interval
@@ -236,12 +236,12 @@ class RegionGame(Attacking):
         probe = cast(EveryRelease, cell.probes[0])
         client = self.images.clients[partition]
         hidden = blanked(client, self._blank)
-        known = Unmarked(hidden.x, hidden.y, marks_of(client), differences)
+        marking = Marking(marks_of(client), self._blank, differences, hidden.x, hidden.y)
         releases = []
         for number in rounds:
             one = probe.rounds[number][partition]
             labels = one.data.y
-            releases.append((one.received, replace(one.known, labels=labels, unmarked=known)))
+            releases.append((one.received, replace(one.known, labels=labels, marking=marking)))
         return releases
 
     def _verdict(

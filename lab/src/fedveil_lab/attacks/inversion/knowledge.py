@@ -15,6 +15,7 @@ from fedveil.engines import Seen
 from fedveil.errors import FieldError, NoReplyError, require_non_negative, require_positive
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
+from fedveil.learning.regions import marks_of
 from fedveil_lab.attacks.observation import Attacks, Received, ThreatModel
 
 if TYPE_CHECKING:
@@ -31,26 +32,38 @@ SERVER = ThreatModel(
 
 
 @dataclass(frozen=True, eq=False)
-class Unmarked:
-    """What a server knows beside the marked content of a client's examples: all the rest, labels too.
-
-    Nothing but marked content is protected at region level, so its promise is judged against this server.
+class Marking:
+    """Marks of a client's examples, which are public, and what a server knows of the rest.
 
     Attributes
     ----------
-    x, y : Tensor
-        Examples [N, *shape] and labels with their marked content blanked.
     marks : Tensor
         Marked coordinates, bool [N, *shape].
+    blank : float
+        Value of a blanked coordinate.
     differences : bool
         Whether the client clips what marked content changes of an example's gradient, and nothing else
         (`fedveil.learning.regions`).
+    x, y : Tensor, optional
+        Examples and labels with their marked content blanked, if all that is unmarked is known (capability
+        ``unmarked``). Only marked content is then searched.
     """
 
-    x: Tensor
-    y: Tensor
     marks: Tensor
+    blank: float
     differences: bool = False
+    x: Tensor | None = None
+    y: Tensor | None = None
+
+    def around(self, x: Tensor) -> Tensor:
+        """Put what is known around marked content that is tried, [..., N, *shape]."""
+        if self.x is None:
+            return x
+        return torch.where(self.marks, x, self.x.to(x.dtype))
+
+    def blanked(self, x: Tensor) -> Tensor:
+        """Blank marked content, [N, *shape]."""
+        return x.masked_fill(self.marks, self.blank)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,8 +95,8 @@ class ServerKnowledge(Parameters):
         Least and largest value of an input.
     reference : Tensor, optional
         Images of the same kind that belong to no client, [m, *shape].
-    unmarked : Unmarked, optional
-        All but the marked content of the examples (capability ``unmarked``); only that content is then searched.
+    marking : Marking, optional
+        Marks of the examples, and what is known beside marked content.
 
     Raises
     ------
@@ -102,7 +115,7 @@ class ServerKnowledge(Parameters):
     noise: float | Mapping[str, float] = 0.0
     pixels: tuple[float, float] = (0.0, 1.0)
     reference: Tensor | None = None
-    unmarked: Unmarked | None = None
+    marking: Marking | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no attack here can use."""
@@ -161,7 +174,7 @@ class ServerKnowledge(Parameters):
         held = set()
         if self.labels is not None:
             held.add("labels")
-        if self.unmarked is not None:
+        if self.marking is not None and self.marking.x is not None:
             held.add("unmarked")
         return frozenset(held)
 
@@ -345,6 +358,7 @@ class ReleaseView:
                 examples=data.examples,
                 pixels=self._pixels,
                 reference=self._reference,
+                marking=_marking_of(federation, data),
                 **defence_of(federation, partition),
             )
             received = Received(
@@ -366,6 +380,14 @@ def play_round(
     federation.run(federation.round + 1)
     federation.probes.remove(view)
     return view.released
+
+
+def _marking_of(federation: "Federation", data: ClientData) -> Marking | None:
+    """Return a client's marks at region level; None at other levels."""
+    noisy = federation.method.noisy
+    if noisy is None or not noisy.noisy_steps.regions:
+        return None
+    return Marking(marks_of(data), noisy.noisy_steps.blank, differences=True)
 
 
 def defence_of(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedveil.learning import cross_entropy, outputs_of
-from fedveil_lab.attacks.inversion.knowledge import ServerKnowledge, Unmarked
+from fedveil_lab.attacks.inversion.knowledge import Marking, ServerKnowledge
 from fedveil_lab.attacks.observation import Received
 
 # Mean absolute difference of neighbouring pixels, as a share of the pixels' range, in smooth pictures.
@@ -122,18 +122,18 @@ class Matching:
 
     def whole(self, x: Tensor) -> Tensor:
         """Put what a server knows of the examples beside marked content around what it tries, [..., N, *shape]."""
-        unmarked = self.known.unmarked
-        if unmarked is None:
+        marking = self.known.marking
+        if marking is None:
             return x
-        return torch.where(unmarked.marks, x, unmarked.x.to(x.dtype))
+        return marking.around(x)
 
     def _gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        bound, unmarked = self.known.example_clip, self.known.unmarked
+        bound, marking = self.known.example_clip, self.known.marking
         if bound is not None and self._clipping:
             rows = self._each(theta, x, y)
-            if unmarked is None or not unmarked.differences:
+            if marking is None or not marking.differences:
                 return clipped_mean(rows, bound)
-            blanked = self._blanked(theta, unmarked)
+            blanked = self._blanked(theta, x, y, marking)
             return torch.mean(blanked, 0) + clipped_mean(rows - blanked, bound)
         if theta.requires_grad:
             leaf = theta
@@ -152,13 +152,14 @@ class Matching:
         rows: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(theta, x, y)
         return rows
 
-    def _blanked(self, theta: Tensor, unmarked: Unmarked) -> Tensor:
-        """Compute the gradients [N, d] of the blanked examples; those at the start once."""
-        if theta is not self.start:
-            return self._each(theta, unmarked.x.to(theta.dtype), unmarked.y)
+    def _blanked(self, theta: Tensor, x: Tensor, y: Tensor, marking: Marking) -> Tensor:
+        """Compute the gradients [N, d] of the blanked examples; those of known ones at the start once."""
+        if marking.y is not None:
+            y = marking.y
+        if marking.x is None or theta is not self.start:
+            return self._each(theta, marking.blanked(x), y)
         if self._blanked_at_start is None:
-            found = self._each(theta, unmarked.x.to(theta.dtype), unmarked.y)
-            self._blanked_at_start = found.detach()
+            self._blanked_at_start = self._each(theta, marking.blanked(x).detach(), y).detach()
         return self._blanked_at_start
 
     def _clip(self, update: Tensor) -> Tensor:
