@@ -52,7 +52,7 @@ def written(folder, rounds=1, epsilon=1.0):
 
 def test_marked_content_comes_back_without_a_defence_and_not_at_region_level(tmp_path):
     game = RegionGame(
-        load(written(tmp_path)), attacks=("distance",), replicates=3, glyph="4x4", steps=80
+        load(written(tmp_path)), attacks=("distance",), replicates=2, glyph="4x4", steps=50
     )
     found = play(game)
     read = {v.setting: v.details["read"] / v.details["glyphs"] for v in found.verdicts}
@@ -71,6 +71,7 @@ def test_marked_content_comes_back_without_a_defence_and_not_at_region_level(tmp
     assert set(found.values["answers"]["no defence"]) == {"distance, round 1"}
 
 
+@pytest.mark.slow
 def test_all_rounds_and_trained_models_are_read_too(tmp_path):
     game = RegionGame(
         load(written(tmp_path, rounds=2)), attacks=("distance",), replicates=1, steps=5
@@ -97,11 +98,12 @@ def documents(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_documents_of_ones_own_are_read_in_glyphs(documents):
     own = {
-        'name = "digits"': f'name = "documents"\npath = "{documents}/pages"\ntile = 32\ntiles = 1',
+        'name = "digits"': f'name = "documents"\npath = "{documents}/pages"\ntile = 32\ntiles = 2',
         "region = [4, 0, 8, 8]": 'sensitive = [["total"]]',
-        "public_examples = 16": "public_examples = 1",
+        "public_examples = 16": "public_examples = 2",
         'name = "mlp"\nhidden = [16]\nactivation = "tanh"': UNET,
     }
     text = DIGITS.format(rounds=1, epsilon=1.0)
