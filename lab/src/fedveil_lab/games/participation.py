@@ -210,6 +210,9 @@ class ParticipationGame(Attacking):
         lacking = self._lacking(self.roles)
         if lacking:
             raise lacking
+        without = self.roles.model_copy(update={"inside": False})
+        for planned in self.settings:
+            _require_runs(prepare(AuditedConfig.of(planned.config, without)))
         notes = list(setups[-1].warnings)
         played, usual = self.roles.stand_in, self._worlds[0]
         if self.world is None and played != usual:
@@ -389,3 +392,15 @@ def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
             "audit", path, error, "restore it, or move it away and ask the audit again"
         ) from error
     return attacks
+
+
+def _require_runs(setup: Setup) -> None:
+    """Refuse a federation whose sum needs more clients than are there, or another number of them.
+
+    Raises
+    ------
+    FieldError
+        The message names the number of clients without the target.
+    """
+    if setup.method.noisy is not None:
+        setup.method.noisy.require_sites(setup.cohort, "clients without the target")

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_lab.config.experiment import Config
+from fedveil_lab.config.sections import Privacy
 from fedveil_lab.config.tables import Section
 
 # The world without the target, and the neighbouring relation that it stands for.
@@ -139,6 +140,14 @@ class World(Section):
         return cls.model_validate(own)
 
 
+def _for_one_silo_less(privacy: Privacy) -> Privacy:
+    """Return a method's table whose shares are sized for one silo less; a table without `silos` stays as it is."""
+    silos = privacy.options.get("silos")
+    if not silos:
+        return privacy
+    return privacy.model_copy(update={"options": {**privacy.options, "silos": silos - 1}})
+
+
 class AuditedConfig(Config):
     """Configuration of one audited run: `Config` with the table ``[world]``.
 
@@ -154,8 +163,13 @@ class AuditedConfig(Config):
 
     @classmethod
     def of(cls, config: Config, world: World, **changes: Any) -> "AuditedConfig":
-        """Combine a configuration, roles and other changes without checking them again."""
+        """Combine a configuration, roles and other changes without checking them again.
+
+        If the target is removed, shares of a trusted sum are sized for one silo less.
+        """
         values = {name: getattr(config, name) for name in Config.model_fields}
+        if world.stand_in == "remove" and not world.inside:
+            values["privacy"] = _for_one_silo_less(config.privacy)
         given = config.model_fields_set | {"world", *changes}
         return cls.model_construct(_fields_set=given, **{**values, **changes, "world": world})
 
