@@ -44,10 +44,10 @@ RECORDS, PUBLIC, TEST, STEPS, DELTA = 500, 100, 497, 30, 1e-5
 SEEDS, TUNING_SEEDS = (0, 1, 2, 3, 4), (100, 101)
 EPSILONS = (4.0, 1.0)
 STARTS = ("pretrained", "untrained")
-SETTINGS = tuple(product((4.0, 16.0), (0.1, 0.5, 2.0)))  # learning rate, clip
+SETTINGS = tuple(product((4.0, 16.0), (0.1, 0.5)))  # learning rate, clip
 SHARE = 0.1  # of mu^2, for the histogram
 LAYERS = 4
-KEPT = {"all": (LAYERS,), "last": (1,), "public": (1, 2, 3), "private": (1, 2, 3)}
+KEPT = {"all": (LAYERS,), "last": (1,), "public": (2, 3), "private": (2, 3)}
 REVERSED = "private, reversed"  # at the settings of "private"
 METHODS = (*KEPT, REVERSED)
 COLUMNS = ("start", "epsilon", "method", "layers", "lr", "clip", "seed", "accuracy")
@@ -103,21 +103,28 @@ def network(seed: int) -> nn.Sequential:
 
 
 @cache
+def pretrained() -> Parameters:
+    """Train the network once on 5,000 digits of MNIST."""
+    net = network(0)
+    x, y = mnist()["train x"][:5000], mnist()["train y"][:5000]
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        rows = torch.randint(len(x), (128,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return {name: value.detach() for name, value in net.named_parameters()}
+
+
+@cache
 def start_of(kind: str, seed: int) -> Parameters:
-    """Make the first parameters: drawn, or trained on 5,000 digits of MNIST with a new last layer."""
-    net = network(seed)
+    """Make the first parameters: drawn, or those of `pretrained` with a drawn last layer."""
+    drawn = {name: value.detach() for name, value in network(seed).named_parameters()}
     if kind == "pretrained":
-        drawn = {name: value.clone() for name, value in net[9].state_dict().items()}
-        x, y = mnist()["train x"][:5000], mnist()["train y"][:5000]
-        optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(400):
-            rows = torch.randint(len(x), (128,), generator=generator)
-            optimizer.zero_grad()
-            F.cross_entropy(net(x[rows]), y[rows]).backward()
-            optimizer.step()
-        net[9].load_state_dict(drawn)
-    return {name: value.detach().clone() for name, value in net.named_parameters()}
+        last = {name: value for name, value in drawn.items() if layer_of(name) == LAYERS - 1}
+        return pretrained() | last
+    return drawn
 
 
 NET = network(0)
@@ -293,14 +300,16 @@ def main() -> None:
     torch.set_num_threads(1)
     given.into.mkdir(parents=True, exist_ok=True)
     runs = Runs(given.into / "runs.csv")
-    rows = [row(runs, start, epsilon) for start, epsilon in product(STARTS, EPSILONS)]
     from fedveil_lab.runs.provenance import provenance
 
     made = provenance("digits of scikit-learn; MNIST in averages of 3x3 pixels", list(SEEDS))
     made["command"] = f"python -m benchmarks.layers --into {given.into}"
     made["machine"] = machine("cpu")
-    body = json.dumps({"provenance": made, "rows": rows}, indent=1)
-    (given.into / "layers.json").write_text(body + "\n")
+    rows = []
+    for start, epsilon in product(STARTS, EPSILONS):
+        rows.append(row(runs, start, epsilon))
+        body = json.dumps({"provenance": made, "rows": rows}, indent=1)
+        (given.into / "layers.json").write_text(body + "\n")
     print(table(rows))
 
 
