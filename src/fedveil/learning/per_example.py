@@ -386,8 +386,7 @@ class PerExample:
             own is not None and before is not None
         ):  # a trial must not move a stream, as a resumed run would then draw other numbers
             own.set_state(before)
-        slower = "much slower" if times is None else f"about {times:.0f} times slower"
-        _LOG.warning("one example a call, %s than a batch: %s", slower, reason)
+        _LOG.warning("one example a call, %s: %s", _slowdown(times), reason)
 
     def _form(self, rows: int, each: int, formed: bool, spanned: bool) -> BatchForm:
         """Return the form of a chunk: as many persons, of `each` rows, as fit into memory."""
@@ -400,6 +399,15 @@ class PerExample:
         at_once = max(1, _ELEMENTS // numbers)
         chunks = ceil(units / at_once)
         return BatchForm(ceil(units / chunks) * each, each, formed, spanned=False)
+
+
+def _slowdown(times: float | None) -> str:
+    """Return in words how much longer single examples take than a batch; None if that was not measured."""
+    if times is None:
+        return "much slower than a batch"
+    if times < 1.5:
+        return "about as fast as a batch"
+    return f"about {times:.0f} times slower than a batch"
 
 
 def lowered(clip: float, terms: float) -> float:

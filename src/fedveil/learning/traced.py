@@ -336,11 +336,15 @@ def _not_blind(graph: GraphModule) -> Node | None:
 def _blind(node: Node, public: set[Node]) -> bool:
     """Whether an operator works the same way for all values, and raises an error for none of them.
 
-    Row numbers that index a tensor have to be constants, or clamped to its rows.
+    Row numbers that index a tensor have to be constants, clamped to its rows, or the places of its largest values.
     """
     name, _, overload = str(node.target).rpartition(".")
     if name in _INDEXING:
         return all(index is None or index in public for index in _indices(node))
+    if name in _BY_AXIS:
+        return node.args[2] in public
+    if name == "aten.scatter" and overload not in ("src", "value"):
+        return False  # other overloads combine several values at a place
     if name in _GATHERING:
         index = node.args[2]
         return isinstance(index, Node) and (index in public or _within(index, node))
@@ -370,7 +374,7 @@ def _gives_whole_numbers(node: Node) -> bool:
 
 
 def _within(index: Node, node: Node) -> bool:
-    """Whether row numbers in a gather or scatter are clamped to existing rows."""
+    """Whether row numbers in a gather or scatter exist: they are clamped, or places of largest or smallest values."""
     table, axis = node.args[:2]
     assert isinstance(table, Node)
     assert isinstance(axis, int)
@@ -378,41 +382,63 @@ def _within(index: Node, node: Node) -> bool:
     while str(index.target).rpartition(".")[0] in _RESHAPING:
         assert isinstance(index.args[0], Node)
         index = index.args[0]
-    return index.target is torch.ops.aten.clamp.default and index.args[1:] == (0, rows - 1)
+    if index.target is torch.ops.aten.clamp.default:
+        return index.args[1:] == (0, rows - 1)
+    return _is_place_of_extreme(index, rows)
+
+
+def _is_place_of_extreme(index: Node, rows: int) -> bool:
+    """Whether row numbers are the places that `max` or `min` found along an axis of so many rows."""
+    source = index.args[0] if index.args else None
+    if index.target is not getitem or not isinstance(source, Node) or index.args[1] != 1:
+        return False
+    if source.target not in _EXTREMES:
+        return False
+    searched, axis = source.args[:2]
+    assert isinstance(searched, Node)
+    assert isinstance(axis, int)
+    return bool(searched.meta["val"].shape[axis] == rows)
 
 
 # Operators that keep a batch's rows apart, raise for no value, and have one kernel for all values. So no indexing (it
 # raises), sorting, sparse or dynamically quantised operator.
 _BLIND = """
-_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax _log_softmax_backward_data _safe_softmax _softmax
-_softmax_backward_data _to_copy _unsafe_view abs acos acosh add addbmm addcdiv addcmul addmm alias all amax amin any
-arange
-asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm bernoulli
-bitwise_and bitwise_not bitwise_or bmm cat celu chunk clamp clamp_max clamp_min clone col2im constant_pad_nd
-convolution convolution_backward copysign cos cosh cumsum detach diagonal div dot elu elu_backward empty empty_like eq
-erf erfc exp exp2 expand expand_as expm1 eye fill flip floor fmod frac full full_like ge gelu gelu_backward gt
-hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss
-huber_loss_backward im2col isfinite isinf isnan isneginf isposinf
-le leaky_relu leaky_relu_backward lerp lift_fresh lift_fresh_copy linalg_vector_norm linspace log log10 log1p log2
-log_sigmoid_backward log_sigmoid_forward logaddexp logical_and logical_not logical_or logit logsumexp lt masked_fill
-max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
-maximum mean min minimum mish mish_backward mm mse_loss mse_loss_backward mul mv nan_to_num narrow
-native_dropout native_dropout_backward
+_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _log_softmax
+_log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view
+_upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
+_upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward abs acos acosh
+adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward add addbmm addcdiv
+addcmul addmm alias all amax amin any arange asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward
+avg_pool3d avg_pool3d_backward baddbmm bernoulli bitwise_and bitwise_not bitwise_or bmm cat celu channel_shuffle chunk
+clamp clamp_max clamp_min clone col2im constant_pad_nd convolution convolution_backward copy copysign cos cosh cumsum
+detach diagonal div dot elu elu_backward empty empty_like eq erf erfc exp exp2 expand expand_as expm1 eye fill flip
+floor fmod frac full full_like ge gelu gelu_backward glu glu_backward gt hardshrink hardshrink_backward hardsigmoid
+hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward im2col
+isfinite isinf isnan isneginf isposinf le leaky_relu leaky_relu_backward lerp lift_fresh lift_fresh_copy
+linalg_vector_norm linspace log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logical_and
+logical_not logical_or logit logsumexp lt masked_fill max max_pool2d_with_indices max_pool2d_with_indices_backward
+max_pool3d_with_indices max_pool3d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
+mse_loss_backward mul mv nan_to_num narrow native_channel_shuffle native_dropout native_dropout_backward
 native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward ne neg new_empty new_full
 new_ones new_zeros norm ones ones_like permute pixel_shuffle pixel_unshuffle pow prod rand rand_like randn randn_like
-reciprocal reflection_pad2d reflection_pad2d_backward relu relu6 remainder repeat replication_pad2d
-replication_pad2d_backward reshape roll round rsqrt rsub scalar_tensor select select_backward select_scatter sgn
-sigmoid sigmoid_backward sign silu silu_backward sin sinh slice slice_backward slice_scatter smooth_l1_loss
-smooth_l1_loss_backward softplus
-softplus_backward softshrink split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh
-tanh_backward threshold threshold_backward transpose tril triu trunc unbind unfold unfold_backward unsafe_split
-unsqueeze upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean
-view view_as_real where xlogy zeros zeros_like
+reciprocal reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
+reflection_pad3d_backward relu relu6 remainder repeat replication_pad1d replication_pad1d_backward replication_pad2d
+replication_pad2d_backward replication_pad3d replication_pad3d_backward reshape roll round rsqrt rsub scalar_tensor
+select select_backward select_scatter sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh slice
+slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward softshrink
+softshrink_backward split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh tanh_backward
+threshold threshold_backward transpose tril triu trunc unbind unfold unfold_backward unsafe_split unsqueeze
+upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
+upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d
+upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d
+upsample_trilinear3d_backward var var_mean view view_as_real where xlogy zeros zeros_like
 """
 _INDEXING = frozenset(
     {"aten.index", "aten.index_put", "aten._unsafe_index", "aten._unsafe_index_put"}
 )
-_GATHERING = frozenset({"aten.gather", "aten.scatter_add"})
+_BY_AXIS = frozenset({"aten.index_select", "aten.index_add"})
+_GATHERING = frozenset({"aten.gather", "aten.scatter_add", "aten.scatter"})
+_EXTREMES = frozenset({torch.ops.aten.max.dim, torch.ops.aten.min.dim})
 _RESHAPING = frozenset(
     {f"aten.{name}" for name in ("view", "expand", "unsqueeze", "squeeze", "reshape", "clone")}
 )

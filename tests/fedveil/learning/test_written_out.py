@@ -125,6 +125,15 @@ def apart(layer, x):
     return layer(x, x * 2, x + 1)
 
 
+def largest(layer, x):
+    """Pooling over places, as networks of texts do."""
+    return layer(x).max(1).values
+
+
+def picked(layer, x):
+    return layer(x).index_select(1, torch.tensor([3, 0, 3]))
+
+
 class BothWays(Read):
     """A layer, and both kinds of its states."""
 
@@ -141,7 +150,7 @@ def frozen_norm():
     return layer.requires_grad_(False)
 
 
-NUMBERS, WORDS, IMAGES = (ROWS, 5, 4), (ROWS, 5), (ROWS, 4, 6, 6)
+NUMBERS, WORDS, IMAGES, VOLUMES = (ROWS, 5, 4), (ROWS, 5), (ROWS, 4, 6, 6), (ROWS, 2, 2, 4, 4)
 MODELS = {
     "attention, itself": (lambda: Read(nn.MultiheadAttention(4, 2, batch_first=True), 20, itself), NUMBERS),
     "attention, three inputs": (lambda: Read(nn.MultiheadAttention(4, 2, batch_first=True), 20, apart), NUMBERS),
@@ -188,6 +197,22 @@ MODELS = {
     "bilinear": (lambda: Read(nn.Bilinear(4, 4, 2), 10, lambda layer, x: layer(x, x)), NUMBERS),
     "weight norm": (lambda: Read(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), 10), NUMBERS),
     "places gathered by a constant": (lambda: Read(nn.Linear(4, 2), 6, gathered), NUMBERS),
+    "gated": (lambda: Read(nn.GLU(1), 72), IMAGES),
+    "shuffled channels": (lambda: Read(nn.ChannelShuffle(2), 144), IMAGES),
+    "circular": (lambda: Read(nn.Conv2d(4, 2, 3, padding=1, padding_mode="circular"), 72), IMAGES),
+    "reflected series": (lambda: Read(nn.Conv1d(5, 2, 3, padding=1, padding_mode="reflect"), 8), NUMBERS),
+    "copied ends of series": (lambda: Read(nn.ReplicationPad1d(1), 30), NUMBERS),
+    "bicubic": (lambda: Read(nn.Upsample(scale_factor=2, mode="bicubic"), 576), IMAGES),
+    "nearest, exact": (lambda: Read(nn.Upsample(scale_factor=2, mode="nearest-exact"), 576), IMAGES),
+    "longer series": (lambda: Read(nn.Upsample(scale_factor=2, mode="linear"), 40), NUMBERS),
+    "larger volumes": (lambda: Read(nn.Upsample(scale_factor=2, mode="trilinear"), 512), VOLUMES),
+    "nearest in volumes": (lambda: Read(nn.Upsample(scale_factor=2), 512), VOLUMES),
+    "mean of volumes": (lambda: Read(nn.AdaptiveAvgPool3d((1, 2, 2)), 8), VOLUMES),
+    "largest of windows": (lambda: Read(nn.AdaptiveMaxPool2d(4), 64), IMAGES),
+    "largest of windows of series": (lambda: Read(nn.AdaptiveMaxPool1d(3), 15), NUMBERS),
+    "largest over places": (lambda: Read(nn.Linear(4, 6), 6, largest), NUMBERS),
+    "hard shrink": (lambda: Read(nn.Hardshrink(), 144), IMAGES),
+    "places selected by a constant": (lambda: Read(nn.Linear(4, 2), 6, picked), NUMBERS),
     "places by a constant": (lambda: Read(nn.Linear(4, 2), 6, chosen), NUMBERS),
 }  # fmt: skip
 
@@ -282,6 +307,7 @@ class Sorted(nn.Module):
         lambda rows, at: torch.take_along_dim(
             rows, at[:, :, None].clamp(0, 9), 1
         ),  # clamped to other numbers
+        lambda rows, at: rows.scatter(1, at[:, :, None].expand(rows.shape), 0.0),
         lambda rows, at: rows.sort(1).values,
         lambda rows, at: rows.topk(2, 1).values,
     ],
@@ -294,6 +320,17 @@ def test_numbers_of_rows_that_examples_say_go_one_example_a_call(how):
     sums = PerExample(model, Layout.from_module(model), "cross_entropy", torch.Generator())
     sums.clipped_sum(x, y, CLIP)
     assert sums.rule_name == "one by one"
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_places_of_largest_values_are_places_of_the_same_axis_alone(length):
+    """In a shorter table some of them do not exist, and PyTorch raises for a whole batch."""
+
+    def looked_up(rows):
+        return rows[:, :length].gather(1, rows.max(1, True).indices)
+
+    graph = traced.recorded(looked_up, torch.zeros(2, 5, 4))
+    assert (traced._not_blind(graph) is None) == (length == 5)
 
 
 class Packs(nn.Module):
