@@ -93,7 +93,7 @@ CELLS = {
         (BIT, EXECUTOR),
         (f"{BIT} (equal weights)", TRAINED),
         (f"{BIT} (equal weights)", POC),
-        (f"{NO}: public data at a peer", NO_SWARM),
+        (f"{NO}: the peer that combines lacks public data", NO_SWARM),
     ),
     "record level, no trust": (
         (BIT, RECORDS),

@@ -31,6 +31,7 @@ from fedveil_lab.runs.runner import Progress, Silent
 from fedveil_lab.runs.summary import Summary
 
 WIDTH = 180  # columns of a comparison as text
+ROUNDS_TO_NOUGHT = 0.005  # an epsilon below is printed as 0.00
 OwnSetting = AnyMethod | None | tuple[AnyMethod | None, LocalTraining]
 
 
@@ -360,7 +361,9 @@ class OwnAudit(Audit):
         for v in self.verdicts:
             area = f"AUC {v.point:.3f} ({v.low:.2f}-{v.high:.2f})"
             lines.append(f"{v.setting}, {v.attack}: {area} over {v.n} runs")
-        measured = f"epsilon >= {rounded_down(self.measured.lower)} of at most {self.measured.ceiling:.2f} provable"
+        measured = f"epsilon >= {rounded_down(self.measured.lower)}; so many runs can prove at most {self.measured.ceiling:.2f}"
+        if self.measured.ceiling < ROUNDS_TO_NOUGHT:
+            measured = "nothing, as so few runs can prove no epsilon above 0"
         lines.append(f"promised: {self.promised}; measured: {measured} ({self.relation}, 95%)")
         return "\n".join(lines)
 

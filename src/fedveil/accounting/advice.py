@@ -21,7 +21,7 @@ from fedveil.accounting.guarantee import (
     silos_condition,
     size_condition,
 )
-from fedveil.accounting.planning import ENOUGH, least_noise
+from fedveil.accounting.planning import judged, least_noise
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.gdp import epsilon_of_mu, rounded_up
 from fedveil.units import UNITS
@@ -214,7 +214,10 @@ def _for_clients(
         if spread > 1:
             least = epsilon_of_mu(2 * math.sqrt(rounds) / local_z, delta) * (1 - 1e-9)
             target = (f"epsilon = {least}", f"delta = {float(delta)}")
-    noise = (f"noise_multiplier = {rounded_up(z, 6)}", *silos.relation_line)
+    asked = (*silos.target, f"rounds = {rounds}")
+    if for_person:  # a configuration's epsilon is for the client
+        asked = (f"noise_multiplier = {rounded_up(z, 6)}",)
+    noise = (*asked, *silos.relation_line)
     return [
         _choice("global", promise, z, z * silos.length / n, noise),
         _choice(
@@ -382,11 +385,6 @@ def _choice(
     ratio: float,
     lines: tuple[str, ...],
 ) -> Choice:
-    verdict: Verdict = "hopeless"
-    if ratio <= 1:
-        verdict = "possible"
-    elif ratio <= 1 / ENOUGH:
-        verdict = "hard"
     evidence = ""
     if guarantee.group == 1 and guarantee.unit != "person":
         evidence = _EVIDENCE[guarantee.trust if method == "record" else method]
@@ -394,7 +392,7 @@ def _choice(
         method=method,
         unit=guarantee.unit,
         trust=guarantee.trust,
-        verdict=verdict,
+        verdict=judged(ratio),
         noise_to_signal=ratio,
         noise_multiplier=z,
         guarantee=guarantee,

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import scipy
 
@@ -121,6 +122,19 @@ def _least_noise(
     return math.exp(logarithm)
 
 
+def judged(noise_to_signal: float) -> Literal["possible", "hard", "hopeless"]:
+    """Judge by a rule of thumb whether training can work.
+
+    Parameters
+    ----------
+    noise_to_signal : float
+        Expected length of the noise on a round's mean, divided by the length of an update.
+    """
+    if noise_to_signal <= 1:
+        return "possible"
+    return "hard" if noise_to_signal <= 1 / ENOUGH else "hopeless"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Plan of a run under a trusted server: privacy budget, rounds, clients and noise.
@@ -195,13 +209,15 @@ class Plan:
             return f"vacuous: an epsilon of {rounded_up(self.epsilon, 3)} excludes nothing in practice; {raised}"
         if snr is None:
             most = self._largest_dimension()
-            models = (
-                f"a model of at most {_counted(most, 'parameter')}" if most else "no model at all"
-            )
-            return f"this noise leaves {models} to train; give the number of parameters for the signal-to-noise ratio"
+            models = f"a model of at most {_counted(most, 'parameter')}" if most else "no model"
+            asked = "give the number of parameters (dimension) to see noise/signal"
+            return f"with this noise training can work for {models}; {asked}"
         times = f"{float(f'{1 / snr:.3g}'):,g} times as long as an update"
-        if snr >= ENOUGH:
-            return f"training can work: the noise is {times}, and up to {1 / ENOUGH:.2g} times is little enough"
+        verdict = judged(1 / snr)
+        if verdict == "possible":
+            return f"possible: training can work, as the noise is {times}"
+        if verdict == "hard":
+            return f"hard: the noise is {times}, and training can work up to about {1 / ENOUGH:.2g} times"
         ways = ", or ".join(
             [*self._changes(snr), "record-level privacy inside each client, which promises less"]
         )

@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import Choice, Plan, Reading, guarantee_values
+from fedveil.accounting.planning import ENOUGH
 from fedveil.gdp import meaning_of_mu, rounded_down, rounded_up
 from fedveil.tables import NOTHING, Table, shown
 
@@ -31,10 +32,8 @@ def advice_tables(choices: Sequence[Choice], delta: float) -> list[Table]:
             "heuristic: none" if choice.guarantee is None else choice.guarantee.describe(delta)
         )
         ratio, lines = shown(choice.noise_to_signal, ".3g"), "\n".join(choice.lines)
-        method = choice.method
-        if "sum" in (privacy := tomllib.loads(lines)):
-            method = f"{method}, {privacy['sum']} sum"
-        rows.append((choice.verdict, method, ratio, promise, lines, choice.evidence))
+        name = _variant(choice)
+        rows.append((choice.verdict, name, ratio, promise, lines, choice.evidence))
     header = ("verdict", "method", "noise/signal", "promise", "in [privacy]", "measured")
     whole = Table(
         header,
@@ -45,6 +44,16 @@ def advice_tables(choices: Sequence[Choice], delta: float) -> list[Table]:
         data=[_choice_values(choice, delta) for choice in choices],
     )
     return [whole.only(*header[:4]), whole.only("method", *header[4:])]
+
+
+def _variant(choice: Choice) -> str:
+    """Return a choice's method, with what tells it from other choices of the same method."""
+    privacy = tomllib.loads("\n".join(choice.lines))
+    if "sum" in privacy:
+        return f"{choice.method}, {privacy['sum']} sum"
+    if "scores" in privacy:
+        return f"{choice.method}, {privacy['scores']} scores"
+    return choice.method
 
 
 def _choice_values(choice: Choice, delta: float) -> dict[str, Any]:
@@ -59,7 +68,8 @@ def _choice_values(choice: Choice, delta: float) -> dict[str, Any]:
 def _notes_on(choices: Sequence[Choice], delta: float) -> list[str]:
     """Explain the columns, the promise of the first choice, and of the first one for single records."""
     notes = [
-        "noise/signal: length of the noise over the largest possible length of the mean of updates."
+        "noise/signal: length of the noise over the largest possible length of the mean of updates.",
+        f"possible: noise/signal up to 1; hard: up to {1 / ENOUGH:.2g}; hopeless: above (a rule of thumb).",
     ]
     proven = [choice.guarantee for choice in choices if choice.guarantee is not None]
     if proven:
@@ -101,8 +111,8 @@ def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
         ("for an attacker", meaning_of_mu(plan.mu).describe()),
     ]
     if plan.signal_to_noise is not None:
-        meaning = f"length of an update over length of the noise, {plan.dimension:,} parameters"
-        rows.append(("signal to noise", f"{plan.signal_to_noise:.3g}: {meaning}"))
+        meaning = f"length of the noise over length of an update, {plan.dimension:,} parameters"
+        rows.append(("noise/signal", f"{1 / plan.signal_to_noise:.3g}: {meaning}"))
     rows.append(("advice", plan.advice()))
     rows += [("warning", warning) for warning in plan.warnings]
     computed = {name: getattr(plan, name) for name in ("vacuous", "signal_to_noise", "warnings")}

@@ -96,8 +96,8 @@ def test_a_hopeless_request_is_explained():
         "hopeless as it stands: the noise is 3,430 times as long as an update. What would work instead: 4,112 clients "
         "in every round, or 6 trainable parameters, or record-level privacy inside each client, which promises less"
     )
-    assert "this noise leaves a model of at most 6 parameters" in plan(**asked).advice()
-    assert "no model at all" in plan(**{**asked, "epsilon": 1.0}).advice()
+    assert re.findall(r"\d+", plan(**asked).advice()) == ["6"]  # parameters
+    assert not re.search(r"\d", plan(**{**asked, "epsilon": 1.0}).advice())  # none
 
 
 def test_a_vacuous_plan_says_how_much_noise_would_not_be():

@@ -41,10 +41,10 @@ def answered(label: str, own: Sequence[Participation], best: Participation | Non
     """Say in a sentence what the strongest valid attack found on a setting."""
     if best is None:
         return f"{label}: open, none of {len(own)} attacks works here even without a defence."
-    answer = "not shown"
+    area = f"the AUC of the strongest attack ({best.attack}) is {in_words(best.auc)}"
     if best.auc.low > 0.5:
-        answer = "yes"
-    return f"{label}: {answer}, the strongest attack ({best.attack}) has an AUC of {in_words(best.auc)}."
+        return f"{label}: yes, {area}."
+    return f"{label}: not shown, as the interval does not lie above .5: {area}."
 
 
 def headline(audit: Audit) -> Table | None:

@@ -445,7 +445,7 @@ class FlareSites:
         return answers
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """Return the remaining sites of an incomplete secure sum, to be asked again: a sum is over all asked sites."""
+        """Return the sites that are still there after an incomplete secure sum: all are asked again, as it needs every answer."""
         left = sorted(answers.replies)
         if not self._keys or len(left) == len(self._asked) or self._attempt + 1 >= ATTEMPTS:
             return ()

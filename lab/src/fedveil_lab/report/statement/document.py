@@ -189,9 +189,8 @@ def how_strongly(promise: Promise) -> str:
         if promise.get("vacuous")
         else ""
     )
-    return (
-        f"{epsilon}{vacuous} An attacker who knows all but whether {between}, {odds}, and {caught}."
-    )
+    task = f"An attacker knows everything, except of one {promise['unit']} whether {between}."
+    return f"{epsilon}{vacuous} {task} The attacker {odds}, and {caught}."
 
 
 def epsilon_of(promise: Promise) -> str | None:

@@ -46,7 +46,7 @@ def measured_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
 
 
 def said_of(found: Mapping[str, Any]) -> str:
-    """Of whom figures are, and who protects these people: nobody."""
+    """State whose data the figures describe, and that no promise protects these people."""
     who = (
         f"{found['persons']} test patients ({found['rows']} rows)"
         if found["persons"]
