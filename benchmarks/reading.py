@@ -21,7 +21,7 @@ rounds = 1
 
 [data]
 name = "sroie"
-tile = 32
+tile = 56
 tiles = 8
 clients = 10
 train_receipts = 31
@@ -61,12 +61,12 @@ def main() -> None:
     """Play the game, and write its figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--into", type=Path, default=Path("results/regions"))
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=100)
     given = parser.parse_args()
     given.into.mkdir(parents=True, exist_ok=True)
     file = given.into / "receipts.toml"
     file.write_text(RECEIPTS.lstrip())
-    game = RegionGame(load(str(file)), attacks=("distance",), replicates=3, steps=given.steps)
+    game = RegionGame(load(str(file)), attacks=("distance",), replicates=2, steps=given.steps)
     found = play(game)
     made = provenance("SROIE 2019, 200 receipts, forged by FedVeil's generator", [0])
     made["command"] = f"python -m benchmarks.reading --into {given.into} --steps {given.steps}"
