@@ -112,7 +112,7 @@ def pretrained() -> Parameters:
     for _ in range(400):
         rows = torch.randint(len(x), (128,), generator=generator)
         optimizer.zero_grad()
-        F.cross_entropy(net(x[rows]), y[rows]).backward()
+        torch.autograd.backward(F.cross_entropy(net(x[rows]), y[rows]))
         optimizer.step()
     return {name: value.detach() for name, value in net.named_parameters()}
 
