@@ -176,8 +176,15 @@ def scores(at: Parameters, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(total > 0, lengths / total.clamp_min(1e-300), 0.0)
 
 
+def parts(method: str, mu: float) -> tuple[float, float]:
+    """Divide a total mu between the histogram and the steps: their squares add up to mu^2."""
+    if not method.startswith("private"):
+        return 0.0, mu
+    return mu * math.sqrt(SHARE), mu * math.sqrt(1 - SHARE)
+
+
 def chosen(method: str, kept: int, at: Parameters, rows: Split, mu: float, seed: int) -> set[int]:
-    """Return the numbers of the layers that are trained."""
+    """Return the numbers of the layers that are trained; `mu` is the histogram's."""
     if method == "all":
         return set(range(LAYERS))
     if method == "last":
@@ -186,7 +193,7 @@ def chosen(method: str, kept: int, at: Parameters, rows: Split, mu: float, seed:
         histogram = scores(at, *rows.public).sum(0)
     else:
         draw = np.random.default_rng([seed, 2]).normal(size=LAYERS)
-        noise = torch.from_numpy(draw) / (mu * math.sqrt(SHARE))
+        noise = torch.from_numpy(draw) / mu
         histogram = scores(at, *rows.train).sum(0) + noise
     order = histogram.argsort(descending=method != REVERSED)
     return set(order[:kept].tolist())
@@ -196,11 +203,9 @@ def trained(key: Key) -> Parameters:
     """Train once; the whole costs mu under zero-out."""
     start, epsilon, method, kept, lr, clip, seed = key
     rows, at = split(seed), dict(start_of(start, seed))
-    mu = mu_of_epsilon(epsilon, DELTA)
-    layers = chosen(method, kept, at, rows, mu, seed)
-    if method.startswith("private"):
-        mu *= math.sqrt(1 - SHARE)
-    noise = math.sqrt(STEPS) / mu * clip
+    of_histogram, of_steps = parts(method, mu_of_epsilon(epsilon, DELTA))
+    layers = chosen(method, kept, at, rows, of_histogram, seed)
+    noise = math.sqrt(STEPS) / of_steps * clip
     draw = torch.Generator().manual_seed(1000 + seed)
     for _ in range(STEPS):
         found = gradients(at, *rows.train, layers)

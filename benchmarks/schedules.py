@@ -238,9 +238,9 @@ def table(rows: list[dict[str, Any]], schedules: Sequence[str]) -> str:
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for one in rows:
         cells = [one["level"], f"{one['epsilon']:g}"]
-        cells += [f"{one[name]:.3f}" for name in RATIOS]
-        for name in ("falling - constant", "rising - constant"):
-            mean, low, high = one[name]
+        cells += [f"{one[name]:.3f}" for name in schedules]
+        for name in schedules[1:]:
+            mean, low, high = one[f"{name} - constant"]
             cells.append(f"{mean:+.3f} ({low:+.3f} to {high:+.3f})")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -257,7 +257,10 @@ def main() -> None:
     rows = [row(level, epsilon, schedules) for level, epsilon in cells]
     from fedveil_lab.runs.provenance import provenance
 
-    made = provenance("digits of scikit-learn", list(SEEDS))
+    data = "digits of scikit-learn"
+    if given.fitted:
+        data += f", and {PUBLIC} of MNIST for the weights"
+    made = provenance(data, list(SEEDS))
     flag, name = (" --fitted", "fitted.json") if given.fitted else ("", "schedules.json")
     made["command"] = f"python -m benchmarks.schedules{flag} --into {given.into}"
     made["machine"] = machine("cpu")

@@ -6,12 +6,15 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
-from benchmarks import page, regions, schedules
+import torch
+from benchmarks import layers, page, regions, schedules
 from benchmarks.agreement import agreement
 from benchmarks.engines import load
 from benchmarks.targets import TARGETS, Target, drifted
 from benchmarks.timing import Case, Lap, interleave, ratios, summary
 from benchmarks.workloads import WORKLOADS
+from torch.func import functional_call
+from torch.nn import functional as F
 
 
 def test_the_page_says_what_the_result_files_say() -> None:
@@ -113,6 +116,37 @@ def test_a_schedule_costs_what_constant_noise_costs(ratio) -> None:
     noise = schedules.multipliers(0.8, schedules.geometric(15, ratio))
     assert float((noise**-2.0).sum()) ** 0.5 == pytest.approx(0.8)
     assert noise[-1] / noise[0] == pytest.approx(ratio)
+
+
+def test_a_record_moves_the_histogram_of_layer_scores_by_at_most_one() -> None:
+    at = layers.start_of("untrained", 0)
+    draw = torch.Generator().manual_seed(0)
+    x, y = 100 * torch.rand(6, 1, 8, 8, generator=draw), torch.arange(6)
+    each = layers.scores(at, x, y)
+    assert float(each.min()) >= 0
+    assert each.sum(1) == pytest.approx([1.0] * 6)
+    # a histogram that is scaled as a whole has no such bound, and says another number
+    moved = each.sum(0) - layers.scores(at, x[1:], y[1:]).sum(0)
+    assert float(moved.abs().sum()) == pytest.approx(1.0)
+
+
+def test_layer_scores_are_of_the_gradients_that_autograd_finds() -> None:
+    at = layers.start_of("untrained", 0)
+    x, y = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 4])
+    found = layers.gradients(at, x, y, {0, 3})
+    assert set(found) == {"0.weight", "0.bias", "9.weight", "9.bias"}
+    own = {name: value.clone().requires_grad_() for name, value in at.items()}
+    loss = F.cross_entropy(functional_call(layers.NET, own, (x[:1],)), y[:1])
+    for name, rows in found.items():
+        [true] = torch.autograd.grad(loss, [own[name]], retain_graph=True)
+        assert torch.allclose(rows[0], true, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["all", "public", "private"])
+def test_choosing_layers_and_training_them_cost_the_total_together(method) -> None:
+    of_histogram, of_steps = layers.parts(method, 0.8)
+    assert of_histogram**2 + of_steps**2 == pytest.approx(0.64)
+    assert (of_histogram > 0) == (method == "private")
 
 
 def test_region_level_is_called_best_only_beside_both_rivals() -> None:
