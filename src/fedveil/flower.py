@@ -7,11 +7,11 @@ except ImportError as error:
 
 from fedveil.engines.flower.app import learner_client_app as learner_client_app
 from fedveil.engines.flower.app_loop import app_loop as app_loop
-from fedveil.engines.flower.exchange import training_source as training_source
 from fedveil.engines.flower.grid import InProcessGrid as InProcessGrid
 from fedveil.engines.flower.grid import run_in_process as run_in_process
 from fedveil.engines.flower.in_process import FlowerFederation as FlowerFederation
 from fedveil.engines.flower.inner import WrappedStrategy as WrappedStrategy
+from fedveil.engines.flower.lending import training_source as training_source
 from fedveil.engines.flower.mod import method_from as method_from
 from fedveil.engines.flower.mod import privacy_mod as privacy_mod
 from fedveil.engines.flower.native import ExactAccountant as ExactAccountant

@@ -203,15 +203,20 @@ def cohort_size(given: int | None, clients: int, method: methods.Method) -> int:
         If the number exceeds that of the clients, or the method's promise does not hold for such a cohort.
     """
     size = require_count("clients_per_round", clients if given is None else given)
-    if size < clients and method.server.relation == "add/remove":
-        raise FieldError(
-            "relation", "add/remove", "a sampled cohort changes with its members: use zero-out"
-        )
+    require_undrawn(size, clients, method)
     if size > clients:
         raise FieldError("clients_per_round", given, f"there are only {clients} clients")
     if method.noisy is not None:
         method.noisy.require_sites(size, "clients_per_round" if size < clients else "clients")
     return size
+
+
+def require_undrawn(size: int, clients: int, method: methods.Method) -> None:
+    """Refuse a drawn cohort of `size` out of `clients` under add/remove, as it changes with who belongs."""
+    if size < clients and method.server.relation == "add/remove":
+        raise FieldError(
+            "relation", "add/remove", "a sampled cohort changes with its members: use zero-out"
+        )
 
 
 def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:

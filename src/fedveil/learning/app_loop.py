@@ -11,6 +11,7 @@ depend on its training loss. That it does not is a condition of the promise (`fe
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import ceil
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedveil.errors import FieldError, kind_of
+from fedveil.errors import FieldError, kind_of, require_count
 from fedveil.learning.clients import ClientData, as_client
 from fedveil.learning.local import Trained
 from fedveil.learning.made_up import labels, probes
@@ -44,10 +45,11 @@ def as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 class AppLoop:
     """Give an app the batches of one round, and replace its gradients by noised ones before each optimiser step.
 
-    Use it as a context, and iterate over it once. The first batch is made up, and its step moves nothing. On that batch
-    the app's gradient must be the mean of single examples' gradients under the trainer's loss. Then come the lots of
-    the plan. If the app skips a step, FedVeil makes that step at the next batch or at the end. So the result never
-    depends on the app's control flow. An error that the app raises over its data goes into the site's own log.
+    Use it as a context, and iterate over it `passes` times. The first batch is made up, and its step moves nothing. On
+    that batch the app's gradient must be the mean of single examples' gradients under the trainer's loss. Then come the
+    lots of the plan, divided among the passes. If the app skips a step, FedVeil makes that step at the next batch or at
+    the end. So the result never depends on the app's control flow. An error that the app raises over its data goes into
+    the site's own log.
 
     Parameters
     ----------
@@ -65,6 +67,8 @@ class AppLoop:
         Randomness of lots and noise.
     batch : callable
         Function that turns x and y [m, ...] into what the app's loop unpacks.
+    passes : int
+        Number of passes (the app's epochs) among which the plan's steps are divided; at most one a step.
 
     Attributes
     ----------
@@ -89,8 +93,10 @@ class AppLoop:
         start: Tensor,
         source: Source,
         batch: Batch = as_pair,
+        passes: int = 1,
     ) -> None:
         _require_method(trainer)
+        self._passes = require_count("passes", passes, 1, trainer.noisy.steps)
         self._trainer = trainer
         self._model = model
         self._parameters = _parameters_of(model, trainer)
@@ -105,15 +111,15 @@ class AppLoop:
             None  # noised gradient of that lot, drawn once however often it is requested
         )
         self._taken = 0
-        self._passed = False
+        self._passed = 0  # passes that began
         self._made_up: tuple[Tensor, Tensor] | None = None
         self._compared = False
         self._open = False
         self._still = ExitStack()  # keeps dropout off
 
     def __len__(self) -> int:
-        """Return the number of batches: the made-up one, and those of the plan."""
-        return 1 + self._trainer.noisy.steps
+        """Return the largest number of batches in a pass: the made-up one, and the pass's share of the plan."""
+        return 1 + ceil(self._trainer.noisy.steps / self._passes)
 
     def __enter__(self) -> "AppLoop":
         """Set the model to the broadcast, and hook into the optimiser's steps."""
@@ -160,36 +166,49 @@ class AppLoop:
             self._until_end.close()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield a made-up batch, then each lot of the plan as a batch; an empty lot becomes one example of zeros.
+        """Yield a made-up batch in the first pass, then each lot of the pass; an empty lot becomes one example of zeros.
 
         Raises
         ------
         FieldError
-            Outside the context, or on a second iteration.
+            Outside the context, or for more passes than declared.
         """
         if not self._open:
             raise FieldError(
                 "loop", "closed", "goes within its context: with AppLoop(...) as loop:"
             )
-        if self._passed:
-            steps = self._trainer.noisy.steps
-            accepted = f"lies beyond the plan: a round has {steps} steps, which one pass takes; steps = ... plans more"
-            raise FieldError("loop", "a second pass", accepted)
-        self._passed = True
-        self._made_up = self._made_up_batch()
-        self._still.enter_context(_without_dropout(self._model, self._trainer.own_model))
-        yield self._batch(*self._made_up)
+        steps = self._trainer.noisy.steps
+        if self._passed == self._passes:
+            accepted = f"lies beyond the plan: a round's {steps} steps take {self._passes} passes; "
+            accepted += "passes = ... declares more"
+            raise FieldError("loop", "one more pass", accepted)
+        self._passed += 1
+        if self._passed == 1:
+            self._made_up = self._made_up_batch()
+            self._still.enter_context(_without_dropout(self._model, self._trainer.own_model))
+            yield self._batch(*self._made_up)
+        if self._made_up is not None:
+            self._end_comparison()
+        self._make_up_for()
+        share = steps * self._passed // self._passes  # steps up to the end of this pass
+        while self._taken < share:
+            self._lot = self._round.lot()
+            yield self._batch(*self._rows(self._lot))
+            self._make_up_for()
+
+    def _end_comparison(self) -> None:
+        """Go on from the made-up batch to the data, if the app made its step on it."""
         self._still.close()
         if not self._compared:
             accepted = "it must follow each batch: accumulating gradients would use the noise of one step for several"
             raise FieldError("optimizer.step()", None, accepted)
         self._made_up = None
-        while self._taken < self._trainer.noisy.steps:
-            self._lot = self._round.lot()
-            yield self._batch(*self._rows(self._lot))
-            if self._lot is not None:
-                _LOG.warning("the app's loop left a step out: it is made without it")
-                self._optimizer.step()
+
+    def _make_up_for(self) -> None:
+        """Make the step of a lot that the app left without one."""
+        if self._lot is not None:
+            _LOG.warning("the app's loop left a step out: it is made without it")
+            self._optimizer.step()
 
     def _made_up_batch(self) -> tuple[Tensor, Tensor]:
         """Return two different made-up examples, with their labels."""

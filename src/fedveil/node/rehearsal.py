@@ -12,16 +12,18 @@ from unittest.mock import patch
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
 from fedveil.accounting import model_of
 from fedveil.engines.assembly import resolve_method
 from fedveil.engines.flower import records
-from fedveil.engines.flower.exchange import lent_source
 from fedveil.engines.flower.grid import message_identity
+from fedveil.engines.flower.lending import Lent, lending
 from fedveil.engines.flower.mod import method_from
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
+from fedveil.learning.witness import witnessed
 from fedveil.mechanisms import SecureSource
 from fedveil.methods import Broadcast, Method, PublicFacts
 from fedveil.node.guard import NodePolicy, own_client
@@ -68,16 +70,37 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
     content = records.write_broadcast(broadcast, layout, ConfigRecord(dict(told)))
     with message_identity(), _first_values(layout) as first:
         message = Message(content, 1, MessageType.TRAIN)
-        try:
-            source = None if method.noisy is None else SecureSource()
-            with lent_source(source):
-                reply = app(message, context)
-        except Exception as error:
-            raise FedVeilError(f"training raised {type(error).__name__}: {error}") from error
-    if reply.has_error():
-        raise FedVeilError(f"training answered with error {reply.error.code}: {reply.error.reason}")
-    found = _looked_at(reply.content, layout, broadcast)
-    return found + _kept(reply.content, layout, first)
+        source = None if method.noisy is None else SecureSource()
+        lent = Lent(source, given.get("trainer"), broadcast.models[0])
+        reply = _played(app, message, context, lent)
+    answer = lent.answer()
+    if answer is None:
+        answer = _content_of(reply)
+    found = _looked_at(answer, layout, broadcast)
+    return found + _kept(answer, layout, first)
+
+
+def _played(
+    app: ClientAppCallable, message: Message, context: Context, lent: Lent
+) -> Message | None:
+    """Run the client's code on a message; an error over the data, which a run would only log, is raised."""
+    reply: Message | None = None
+    try:
+        with witnessed() as failures, lending(lent):
+            reply = app(message, context)
+        for error in failures:
+            raise error
+    except Exception as error:
+        raise FedVeilError(f"training raised {type(error).__name__}: {error}") from error
+    return reply
+
+
+def _content_of(reply: Message | None) -> RecordDict:
+    """Return what a client's code answered."""
+    if reply is None or reply.has_error():
+        said = "nothing" if reply is None else f"error {reply.error.code}: {reply.error.reason}"
+        raise FedVeilError(f"training answered with {said}")
+    return reply.content
 
 
 @contextmanager

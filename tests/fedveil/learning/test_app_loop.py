@@ -315,6 +315,51 @@ def test_a_break_and_a_second_pass():
     assert torch.equal(loop.trained.model, site.by_trainer().model)
 
 
+@pytest.mark.parametrize("passes", [2, 3, STEPS])
+def test_passes_divide_the_steps_of_the_plan(passes):
+    """An app's epochs stay; the lots are those of one pass."""
+    site, seen = Site(), []
+    with site.loop(passes=passes) as loop:
+        for epoch in range(passes):
+            for x, y in loop:
+                step(site, x, y)
+                seen.append(epoch)
+            assert seen.count(epoch) <= len(loop)
+    assert torch.equal(loop.trained.model, site.by_trainer().model)
+    assert len(seen) == STEPS + 1
+    assert set(seen) == set(range(passes))
+
+
+def test_a_break_in_a_pass_leaves_its_steps_to_the_next():
+    site, seen = Site(), 0
+    with site.loop(passes=2) as loop:
+        for _ in range(2):
+            for x, y in loop:
+                seen += 1
+                if seen == 2:
+                    break  # over a lot whose step is left out
+                step(site, x, y)
+    assert seen == STEPS + 1
+    assert torch.equal(loop.trained.model, site.by_trainer().model)
+
+
+def test_passes_that_do_not_fit_the_plan():
+    with pytest.raises(FieldError, match="passes"):
+        Site().loop(passes=STEPS + 1)
+    site = Site()
+    with witnessed() as failures, site.loop(passes=2) as loop:
+        for _ in range(3):
+            for x, y in loop:
+                step(site, x, y)
+    assert [error.field for error in failures] == ["loop"]
+    assert torch.equal(loop.trained.model, site.by_trainer().model)
+
+
+def test_a_first_pass_that_takes_no_step_is_refused_in_the_second():
+    with pytest.raises(FieldError, match="step"), Site().loop(passes=2) as loop:
+        [next(iter(loop)) for _ in range(2)]
+
+
 @pytest.mark.parametrize("wrong", [torch.full((6,), 3e38), torch.tensor([3e38, -3e38] * 3)])
 def test_an_example_that_is_not_finite_counts_as_zero(wrong):
     spoilt = X.clone()

@@ -143,3 +143,45 @@ def test_an_entry_that_is_neither_shared_nor_kept_is_still_missing(played):
     found = played(BUFFERED.replace("net = network()", "net = nn.Sequential(network())"))
     assert found.binds == "no"
     assert "Missing key" in found.why
+
+
+LOOPED = """
+from torch import nn
+from fedveil.flower import app_loop, privacy_mod
+from fedveil.layout import Layout
+from fedveil.learning import LocalTraining, PrivateTrainer
+from fedveil.methods import build
+
+X, Y = torch.randn(20, 2), torch.arange(20) % 3
+METHOD = build('record', loop='app', noise_multiplier=1.0, clip=1.0, examples=20, rounds=1, steps=2)
+L = Layout.from_module(nn.Linear(2, 3))
+TRAINER = PrivateTrainer(nn.Linear(2, 3), L, LocalTraining(lr=0.1), METHOD.noisy.noisy_steps)
+app = ClientApp(mods=[privacy_mod(L, METHOD, trainer=TRAINER)])
+
+@app.train()
+def train(message, context):
+    net = nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in app_loop(net, optimizer, (X, Y)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return Message(RecordDict(), reply_to=message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("        optimizer.zero_grad()", "        optimizer.zero_grad()", ""),
+        ("optimizer.step()\n", "optimizer.step(); len(x) > 2 and int('ward')\n", "ward"),
+        ("in app_loop(net, optimizer, (X, Y)):", "in [(X, Y)]:", "model"),
+    ],
+    ids=["works", "fails over the data", "without it"],
+)
+def test_a_loop_of_the_apps_own_is_played(played, old, new, why):
+    """In a run its noised steps would leave all the same, and nobody would learn of the error."""
+    assert old in LOOPED
+    found = played(LOOPED.replace(old, new))
+    assert found.binds == ("no" if why else "yes"), found.why
+    assert why in found.why

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.fit import require_pairs
 from fedveil.engines.flower import records
-from fedveil.engines.flower.exchange import LOSS, lent_source, training_source
+from fedveil.engines.flower.exchange import LOSS
+from fedveil.engines.flower.lending import Lent, lending, training_source
 from fedveil.engines.flower.mod import own_method, partition_of, privacy_mod
 from fedveil.engines.malicious import Behaviour, Collusion, behaving
 from fedveil.engines.messages import COUNT, METRICS_KEY, REPLY
@@ -176,7 +177,7 @@ def lying_mod(layout: Layout, client: ClientSide, lent: Callable[[int, int], Sou
             return Message(mark, reply_to=message)
         number = records.read_broadcast(message.content, layout).public.round
         try:
-            with lent_source(lent(partition, number) if "noisy_steps" in client.needs else None):
+            with lending(Lent(lent(partition, number) if "noisy_steps" in client.needs else None)):
                 content = call_next(message, context).content
             releases = records.read_releases(content, layout)
         except Exception as error:

@@ -4,70 +4,75 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from flwr.app import Message
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from fedveil.engines.flower.exchange import training_source
-from fedveil.engines.flower.records import read_broadcast
+from fedveil.engines.flower.lending import lent_here
 from fedveil.errors import FieldError
-from fedveil.learning import ClientData, PrivateTrainer
+from fedveil.learning import ClientData
 from fedveil.learning.app_loop import AppLoop, as_pair
 
 
 def app_loop(
-    message: Message,
-    trainer: PrivateTrainer,
     model: nn.Module,
     optimizer: Optimizer,
     data: Any,
     *,
     keys: Sequence[str] = (),
+    passes: int = 1,
 ) -> AppLoop:
-    """Give an app's own training loop FedVeil's batches and noised gradients; make the reply with `write_trained`.
+    """Return the batches of one round for an app's own training loop; they take the place of the app's loader.
+
+    The node then answers with the broadcast model plus FedVeil's noised steps, whatever the train function returns.
 
     Parameters
     ----------
-    message : Message
-        Train message of the server, which begins the round.
-    trainer : PrivateTrainer
-        Trainer of the app's `privacy_mod`; its method must have ``loop = "app"``.
     model : torch.nn.Module
-        Model of the app, with the trainer's layout.
+        Model of the app, with the layout of the trainer that `privacy_mod` got. The method must have ``loop = "app"``.
     optimizer : torch.optim.Optimizer
         Optimiser of the app, over parameters of `model`.
     data : ClientData, DataLoader, Dataset or tuple
         Examples of the site. From a loader only the data set and ``collate_fn`` are used, as FedVeil draws the lots.
     keys : sequence of str, optional
         Keys of inputs and labels if batches are mappings, such as ``("img", "label")``. Other keys are left out.
+    passes : int
+        Number of times that the app iterates over the batches in a round: its epochs. The plan's steps are divided
+        among them.
 
     Returns
     -------
     AppLoop
-        Loop, used as ``with app_loop(...) as loop: for batch in loop: ...``; then ``loop.trained`` has the result.
+        Batches, which the app iterates over in its train function.
 
     Raises
     ------
     FieldError
-        For keys that are not in a batch, and as in `fedveil.learning.app_loop.AppLoop`.
+        Outside a train message, without a trainer, for a second loop in one round, for keys that are not in a batch,
+        and as in `fedveil.learning.app_loop.AppLoop`.
 
     Examples
     --------
-    In a train function, where ``for images, labels in trainloader:`` was::
+    One line before the loop of a train function makes its steps FedVeil's::
 
-        with app_loop(message, trainer, net, optimizer, trainloader) as loop:
-            for images, labels in loop:
+        trainloader = app_loop(net, optimizer, trainloader, passes=epochs)
+        for _ in range(epochs):
+            for images, labels in trainloader:
                 optimizer.zero_grad()
                 criterion(net(images), labels).backward()
                 optimizer.step()
-        return Message(write_trained(loop.trained, layout), reply_to=message)
     """
-    start = read_broadcast(message.content, trainer.layout).models[0]
+    lent = lent_here()
+    if lent.source is None or lent.start is None:
+        accepted = 'goes within a train message of a method with loop = "app", under privacy_mod'
+        raise FieldError("app_loop", "called elsewhere", accepted)
+    if lent.trainer is None:
+        raise FieldError("trainer", None, "is needed: privacy_mod(layout, method, trainer=trainer)")
     batch = as_pair
     if keys:
         data, batch = _of_mappings(data, keys), _Mapped(keys)
-    return AppLoop(trainer, model, optimizer, data, start, training_source(), batch)
+    loop = AppLoop(lent.trainer, model, optimizer, data, lent.start, lent.source, batch, passes)
+    return lent.begin(loop)
 
 
 class _Mapped:

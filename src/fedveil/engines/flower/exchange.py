@@ -6,9 +6,8 @@ An evaluate message is answered with metrics under central trust; under local tr
 only validates releases the loss of a broadcast model, or nothing.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from math import inf, isfinite
 from threading import Thread
@@ -24,6 +23,7 @@ from fedveil.engines.client import NO_PART, ClientParty
 from fedveil.engines.decisions import note_decision, note_verdict, why
 from fedveil.engines.deployed import RUN, Settings, answer, disagreement, opened, opened_ledger
 from fedveil.engines.flower import records
+from fedveil.engines.flower.lending import Lent, lending
 from fedveil.engines.flower.records import Memory
 from fedveil.engines.messages import REPLY
 from fedveil.engines.party import VALIDATE, listed_as
@@ -34,7 +34,6 @@ from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.learning.witness import note_failure
 from fedveil.logs import logger
-from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, ClientFacts, PublicFacts, Refusal, Releases
 from fedveil.methods.publishing import Validation
 
@@ -42,37 +41,8 @@ _LOG = logger("flwr")
 NOTHING = "FedVeil: nothing leaves this node"
 LEGACY = "recorddict_compat"  # Flower's module that reads messages for a client_fn
 LOSS = "loss"  # metric of the app's evaluate function
-_SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)
 
 Tell = Callable[[int, int, Exception], None]  # partition, round, reason of the zero update
-
-
-def training_source() -> Source:
-    """Return the randomness for noise inside training: an app's argument for `PrivateTrainer.train_noisily`.
-
-    Raises
-    ------
-    FieldError
-        Outside a train message, or for a method whose noise does not go inside training.
-    """
-    source = _SOURCE.get()
-    if source is None:
-        raise FieldError(
-            "source",
-            None,
-            "there is none here: it belongs to a train message of the method 'record'",
-        )
-    return source
-
-
-@contextmanager
-def lent_source(source: Source | None) -> Iterator[None]:
-    """Make `training_source` return this source within the context, for training code that is called without the mod."""
-    before = _SOURCE.set(source)
-    try:
-        yield
-    finally:
-        _SOURCE.reset(before)
 
 
 @dataclass(frozen=True)
@@ -112,7 +82,7 @@ class Exchange:
             note_decision(verdict="refused", **why(refused))
             return self._refusal(refused)
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-            return self._called()
+            return self._reply(self._called())
         content = self.message.content
         if records.HELLO in content:
             return self._reply(RecordDict({REPLY: self._mark(validation)}))
@@ -197,7 +167,7 @@ class Exchange:
             own = warnings() if self._local else None
 
             def trained() -> tuple[Releases, ClientFacts]:
-                return self._trained(party, broadcast, warnings)
+                return self._trained(party, broadcast, trainer, warnings)
 
             released = answer(party, memory, broadcast, verdict, trained, own)
             if party.failure is not None:
@@ -258,11 +228,13 @@ class Exchange:
             own = {"site": settings.site.key.public.hex()}
         return records.write_mark(settings.partition, settings.method.client, **own)
 
-    def _called(self, noise: Source | None = None) -> Message:
-        """Call the app's code and return its answer; the code can use `training_source` in any thread."""
+    def _called(self, lent: Lent | None = None) -> RecordDict:
+        """Call the app's code, and return the content of its answer, or of its own loop's; any thread can do this."""
         records.complete(self.message.content, self.layout, self.context.state)
+        own = Lent() if lent is None else lent
+        reply: Message | None = None
         try:
-            with lent_source(noise):
+            with lending(own):
                 reply = self.app(self.message, self.context)
         except Exception as error:
             if any(LEGACY in frame.filename for frame in extract_tb(error.__traceback__)):
@@ -270,22 +242,24 @@ class Exchange:
                 accepted += "the message API, as docs/flower.md shows"
                 raise FieldError("client_app", "client_fn", accepted) from error
             raise
-        if reply.has_error():
-            raise FedVeilError(
-                f"the client answered with error {reply.error.code}: {reply.error.reason}"
-            )
-        return reply
+        answer = own.answer()  # what the code itself answers counts for nothing then
+        if answer is not None:
+            return answer
+        if reply is None or reply.has_error():
+            said = "nothing" if reply is None else f"error {reply.error.code}: {reply.error.reason}"
+            raise FedVeilError(f"the client answered with {said}")
+        return reply.content
 
-    def _called_in_time(self, noise: Source | None = None) -> RecordDict:
-        """Call the app's code, and return its answer if it comes within the policy's deadline."""
+    def _called_in_time(self, lent: Lent | None = None) -> RecordDict:
+        """Call the app's code, and return the content if it comes within the policy's deadline."""
         seconds = None if self.settings.policy is None else self.settings.policy.deadline
         if seconds is None:
-            return self._called(noise).content
-        answers: list[Message | Exception] = []
+            return self._called(lent)
+        answers: list[RecordDict | Exception] = []
 
         def work() -> None:
             try:
-                answers.append(self._called(noise))
+                answers.append(self._called(lent))
             except Exception as error:
                 answers.append(error)
 
@@ -299,16 +273,26 @@ class Exchange:
         )
         if isinstance(reply, Exception):
             raise reply
-        return reply.content
+        return reply
 
     def _trained(
-        self, party: ClientParty, broadcast: Broadcast, warnings: Callable[[], Warnings]
+        self,
+        party: ClientParty,
+        broadcast: Broadcast,
+        trainer: PrivateTrainer | None,
+        warnings: Callable[[], Warnings],
     ) -> tuple[Releases, ClientFacts]:
         """Train by the app's code, and return releases and facts."""
-        noise = (
-            party.training_source(broadcast.public.round) if self.settings.method.noisy else None
-        )
-        content = self._called_in_time(noise)
+        noisy, lent = self.settings.method.noisy, Lent()
+        if noisy is not None:
+            source = party.training_source(broadcast.public.round)
+            lent = Lent(source, trainer, broadcast.models[0])
+        content = self._called_in_time(lent)
+        if noisy is not None and noisy.noisy_steps.by_app and lent.loop is None:
+            accepted = (
+                "must be opened in the train function: app_loop(model, optimizer, trainloader)"
+            )
+            raise FieldError("app_loop", None, accepted)
         if records.FACTS not in content:
             warnings().unread(len(broadcast.models))
         records.keep(content, self.message.content, self.layout, self.context.state)
@@ -322,7 +306,7 @@ class Exchange:
 
     def _measured(self, party: ClientParty, broadcast: Broadcast) -> Releases:
         """Measure by the app's evaluate function, and return the releases."""
-        content = self._called().content
+        content = self._called()
         measured = tuple(
             r for r in records.read_releases(content, self.layout) if r.kind in ("metric", "count")
         )

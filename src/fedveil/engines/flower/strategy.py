@@ -12,7 +12,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, SpendFilter
-from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method, several
+from fedveil.engines.assembly import (
+    AnyMethod,
+    draw_cohort,
+    require_undrawn,
+    resolve_method,
+    several,
+)
 from fedveil.engines.flower import records
 from fedveil.engines.flower.roster import Nodes, Roster
 from fedveil.engines.flower.validation import Evaluating
@@ -58,7 +64,8 @@ class FedVeilStrategy(Strategy):
         Number of clients of the federation, partitions 0, 1, ...; the first round waits for all. Default: the first
         round begins with `min_clients` clients, and all clients connected then form the federation.
     clients_per_round : int, optional
-        Size of a round's cohort, drawn by partition without replacement. Default: all clients.
+        Size of a round's cohort, drawn by partition without replacement. Default: all clients. Each round costs each
+        client in full, whether it was asked or not; under add/remove a drawn cohort is refused.
     seed : int, optional
         Seed of reproducible cohorts and noise, for experiments. Default: secure noise. A `ServerParty` has its own
         noise.
@@ -369,6 +376,7 @@ class FedVeilStrategy(Strategy):
             )
             self._serving.partitions = tuple(self._roster.partitions)
             size, cohort, self._nodes.config = self._cohort(server_round, arrays, config)
+            require_undrawn(size, len(self._roster.partitions), self.method)
             self._loop.begin(self.models, number, self.rounds, size, cohort)
             return self._nodes.sent
 

@@ -165,6 +165,48 @@ def test_the_cost_is_that_of_the_cohorts_that_were_asked(tmp_path):
     assert len(strategy.server.ledger.entries) == 4
 
 
+class Coins(flower.FedAvg):
+    """Asks each node by a coin of its own: a Poisson draw, of at least one node."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        asked = list(super().configure_train(server_round, arrays, config, grid))
+        coins = torch.rand(len(asked), generator=torch.Generator().manual_seed(server_round)) < 0.5
+        return [one for one, heads in zip(asked, coins.tolist(), strict=True) if heads] or asked[:1]
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (lambda: flower.FedAvg(fraction_train=0.5), {}),
+        (lambda: flower.FedAvg(), {"clients_per_round": 3}),
+        (Coins, {}),
+    ],
+    ids=["fraction", "size", "coins"],
+)
+def test_no_draw_of_clients_lowers_the_cost(make, options):
+    """Colluders who sat out know who was asked, and a drawn client moves a mean over fewer."""
+    trained, _, strategy, _ = play(make(), **options)
+    assert len(trained) < 4 * 6
+    for log in strategy.history:
+        [sigma] = log.spend.scale
+        assert sigma == pytest.approx(1e-3 * 100 / len(log.used))
+    assert strategy.guarantee.mu == pytest.approx(4**0.5 / 1e-3)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_under_add_remove_a_drawn_cohort_is_refused(fraction):
+    method = build("global", noise_multiplier=1e-3, clip=100.0, relation="add/remove")
+    if fraction == 1.0:
+        trained, _, strategy, _ = play(flower.FedAvg(), method)
+        assert len(trained) == 24
+        assert strategy.guarantee.proven
+        drawn = {"clients_per_round": 3}
+    else:
+        drawn = {}
+    with pytest.raises(FieldError, match="relation"):
+        play(flower.FedAvg(fraction_train=fraction), method, **drawn)
+
+
 def test_under_local_trust_no_metric_leaves_and_nobody_evaluates(tmp_path):
     trained, evaluated, strategy, _ = play(own(tmp_path), LOCAL)
     assert len(trained) == 12

@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedveil.flower import WrappedStrategy
 
-from .private_client_app import layout, method
+from .private_client_app import method, trainer
 from .private_task import Net
 
 app = ServerApp()
@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     num_rounds = context.run_config["num-server-rounds"]
     lr = context.run_config["lr"]
     arrays = ArrayRecord(Net().state_dict())
-    strategy = WrappedStrategy(FedAvg(fraction_evaluate=fraction_evaluate), method, layout)
+    strategy = WrappedStrategy(FedAvg(fraction_evaluate=fraction_evaluate), method, trainer.layout)
     result = strategy.start(
         grid=grid,
         initial_arrays=arrays,

@@ -56,14 +56,15 @@ def load_data(partition_id, num_partitions, batch_size):
     return trainloader, DataLoader(Rows(images[test], labels[test]), batch_size=batch_size)
 
 
-def train(net, trainloader, lr, device, msg, trainer):
+def train(net, trainloader, epochs, lr, device):
     net.to(device)
     criterion = torch.nn.CrossEntropyLoss().to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
     net.train()
     running_loss = 0.0
-    with app_loop(msg, trainer, net, optimizer, trainloader, keys=("img", "label")) as loop:
-        for batch in loop:
+    trainloader = app_loop(net, optimizer, trainloader, keys=("img", "label"), passes=epochs)
+    for _ in range(epochs):
+        for batch in trainloader:
             images = batch["img"].to(device)
             labels = batch["label"].to(device)
             optimizer.zero_grad()
@@ -71,7 +72,7 @@ def train(net, trainloader, lr, device, msg, trainer):
             loss.backward()
             optimizer.step()
             running_loss += loss.item()
-    return loop.trained
+    return running_loss / len(trainloader)
 
 
 def test(net, testloader, device):

@@ -67,18 +67,18 @@ def load_data(partition_id, num_partitions):
     return DataLoader(samples, batch_size=16, shuffle=True)
 
 
-def train(net, trainloader, msg, trainer, device):
+def train(net, trainloader, epochs, device):
     optimizer = AdamW(net.parameters(), lr=0.05)
     net.train()
-    with app_loop(msg, trainer, net, optimizer, trainloader, keys=("input_ids", "labels")) as loop:
-        for batch in loop:
+    trainloader = app_loop(net, optimizer, trainloader, keys=("input_ids", "labels"), passes=epochs)
+    for _ in range(epochs):
+        for batch in trainloader:
             batch = {k: v.to(device) for k, v in batch.items()}
             outputs = net(**batch)
             loss = outputs.loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    return loop.trained
 
 
 def accuracy(net):

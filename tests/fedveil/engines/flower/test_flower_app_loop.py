@@ -1,0 +1,133 @@
+"""A Flower app's own loop: the node answers with FedVeil's steps, whatever the train function returns."""
+
+from functools import partial
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from torch import nn
+
+import fedveil as fv
+from fedveil.engines.flower.lending import Lent, lending
+from fedveil.errors import FieldError, NoReplyError
+from fedveil.flower import FedVeilStrategy, app_loop, privacy_mod, run_in_process
+from fedveil.learning import LocalTraining, PrivateTrainer
+from fedveil.mechanisms import ReproducibleSource
+
+pytestmark = pytest.mark.flower
+N, STEPS = 30, 3
+X, Y = torch.randn(N, 4, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 2
+METHOD = fv.RecordDP(
+    loop="app", noise_multiplier=0.7, clip=0.5, examples=N, rounds=2, steps=STEPS, rate=0.4
+)
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Linear(4, 2)
+
+
+LAYOUT = fv.Layout.from_module(network())
+
+
+def play(train):
+    """Return the released model [d] of two clients with a seed."""
+    own = PrivateTrainer(network(), LAYOUT, LocalTraining(lr=0.3), METHOD.noisy_steps)
+    client = ClientApp(mods=[privacy_mod(LAYOUT, METHOD, seed=5, trainer=own)])
+    client.train()(partial(answered, train))
+    server, released = ServerApp(), []
+
+    @server.main()
+    def main(grid, context):
+        strategy = FedVeilStrategy(METHOD, LAYOUT, rounds=2, evaluate=False, seed=5)
+        strategy.start(grid, ArrayRecord(network().state_dict()))
+        released.append(strategy.models[0])
+
+    run_in_process(server, client, 2)
+    return released[0]
+
+
+def answered(train, message, context):
+    """A train function of an app, around what it does with its model and optimiser."""
+    net = network()
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    answer = train(net, torch.optim.SGD(net.parameters(), lr=0.3))
+    if isinstance(answer, Error):
+        return Message(answer, reply_to=message)
+    metrics = MetricRecord({"num-examples": N, "train_loss": 1.0})
+    content = {"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def epochs(net, optimizer, passes=1):
+    loader = app_loop(net, optimizer, (X, Y), passes=passes)
+    for _ in range(passes):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+
+def spoils(net, optimizer):
+    epochs(net, optimizer)
+    with torch.no_grad():
+        net.weight.add_(X.sum())
+
+
+def answers_with_an_error(net, optimizer):
+    epochs(net, optimizer)
+    return Error(7, str(float(X.sum())))
+
+
+def goes_on(net, optimizer):
+    """Fine-tunes behind the loop, with its own data and hooks of the loop still on."""
+    epochs(net, optimizer)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net(X), Y).backward()
+    try:
+        optimizer.step()
+    except FieldError:
+        return
+
+
+@pytest.mark.parametrize(
+    "train", [spoils, answers_with_an_error, goes_on, partial(epochs, passes=3)]
+)
+def test_what_leaves_is_the_loops_alone(train):
+    assert torch.equal(play(train), play(epochs))
+
+
+def never(net, optimizer):
+    """Trains on the data themselves."""
+    nn.functional.cross_entropy(net(X), Y).backward()
+    optimizer.step()
+
+
+def twice(net, optimizer):
+    epochs(net, optimizer)
+    app_loop(net, optimizer, (X, Y))
+
+
+def quietly(net, optimizer):
+    try:
+        app_loop(nn.Linear(3, 2), optimizer, (X, Y))
+    except FieldError:
+        return
+
+
+@pytest.mark.parametrize("train", [never, twice, quietly])
+def test_no_loop_or_two_are_errors_that_a_simulation_raises(train):
+    with pytest.raises(NoReplyError, match="app_loop"):
+        play(train)
+
+
+def test_no_message_or_no_trainer_no_loop():
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
+    with pytest.raises(FieldError, match="app_loop"):
+        app_loop(net, optimizer, (X, Y))
+    lent = Lent(ReproducibleSource(1), None, LAYOUT.read(net))
+    with lending(lent), pytest.raises(FieldError, match="trainer"):
+        app_loop(net, optimizer, (X, Y))
