@@ -1,4 +1,4 @@
-"""FedVeil for NVIDIA FLARE: client filters, an executor, a guard, controllers, and protection of recipes."""
+"""FedVeil for NVIDIA FLARE: client filters, an executor, guards, controllers, and protection of recipes."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedveil.engines.nvflare.measuring import measure as measure
 from fedveil.engines.nvflare.quiet import JobGuard as JobGuard
 from fedveil.engines.nvflare.recipes import protection
 from fedveil.engines.nvflare.rules import RuleAggregator as RuleAggregator
+from fedveil.engines.nvflare.site_guard import SiteGuard as SiteGuard
 from fedveil.engines.nvflare.training import SiteTraining as SiteTraining
 from fedveil.evidence import ServerFolder
 

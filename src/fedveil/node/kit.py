@@ -5,6 +5,7 @@ one is missing, FLARE reads its ``.default``. Nothing is written, and no job is 
 """
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedveil.engines.nvflare.kit import (
     ASKS,
     GUARD,
     SENDS,
+    SITE_GUARD,
     SiteScope,
     components_of,
     is_ours,
@@ -24,8 +26,10 @@ from fedveil.node.bindings import Binding
 from fedveil.reading import json_of
 
 EXECUTOR = "fedveil.engines.nvflare.executor.FedVeilExecutor"
+AUTHORIZER = "nvflare.app_common.widgets.component_path_authorizer"  # since FLARE 2.8
 COMMANDS = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"  # takes a command from the job
-BYOC, ANY, NONE = "byoc", "any", "none"
+BYOC, SHELL, NONE = "byoc", "shell_commands", "none"
+READING = ("cat", "head", "tail", "grep", "ls")  # FLARE's names of single shell commands
 
 
 def is_kit(folder: str | Path) -> bool:
@@ -197,6 +201,14 @@ def _of_resources(values: Mapping[str, Any]) -> Iterator[Binding]:
         else f"{values.get(SWITCH)!r}: logs of jobs go to the server, and tracebacks quote data"
     )
     yield Binding(f"resources.json {SWITCH}", "yes" if off else "no", why)
+    guarded = any(is_ours(part, SITE_GUARD) for part in components_of(values))
+    why = "the server gets no file by FLARE's shell commands"
+    missing = "is no component: code in the server's processes may read any file by FLARE's cat"
+    yield Binding(
+        "resources.json components: SiteGuard",
+        "yes" if guarded else "no",
+        why if guarded else missing,
+    )
     for part in components_of(values):
         path = str(part.get("path", part.get("name")))
         known = path in SITE or (path == STREAMER and off)
@@ -211,6 +223,10 @@ def _of_resources(values: Mapping[str, Any]) -> Iterator[Binding]:
 
 def _of_classes(listed: Any, mode: Any) -> Iterator[Binding]:
     what = "resources.json class_allow_list"
+    if find_spec(AUTHORIZER) is None:
+        why = "this FLARE reads no list: a job without code may build any installed class; use 2.8 or 2.9"
+        yield Binding(what, "no", why)
+        return
     if mode != "enforce":
         yield Binding(
             "resources.json class_list_enforcement_mode",
@@ -250,14 +266,29 @@ def _listed(path: str, listed: list[Any]) -> bool:
 
 
 def _of_rights(values: Mapping[str, Any]) -> Iterator[Binding]:
-    """Yield results on who may bring code to the site; no filter can restrict such code."""
+    """Yield results on who may bring code to the site, or read its files; no filter can restrict either."""
     roles = values.get("permissions")
     if not isinstance(roles, Mapping):
         raise FieldError("authorization.json permissions", roles, "must be a table of roles")
     for role, rights in roles.items():
-        given = rights.get(BYOC, rights.get("*", NONE)) if isinstance(rights, Mapping) else rights
         what = f"authorization.json {role} {BYOC}"
+        given = _given(rights, BYOC)
         if given == NONE:
             yield Binding(what, "yes", "brings no code")
         else:
             yield Binding(what, "no", f"{given!r}: its jobs' code runs here, past any filter")
+        what = f"authorization.json {role} {SHELL}"
+        reading = [_given(rights, name) for name in (SHELL, *READING)]
+        reading = [given for given in reading if given != NONE]
+        if not reading:
+            yield Binding(what, "yes", "reads no file")
+        else:
+            why = f"{reading[0]!r}: reads any file here by FLARE's cat, where SiteGuard is missing"
+            yield Binding(what, "no", why, needed=False)
+
+
+def _given(rights: Any, name: str) -> Any:
+    """Return to whom a role's rights give one of them."""
+    if not isinstance(rights, Mapping):
+        return rights
+    return rights.get(name, rights.get("*", NONE))

@@ -37,7 +37,8 @@ class Kit:
         )
         listed = ["hospital.train", "fedveil.engines.nvflare.executor.FedVeilExecutor"]
         self.resources = {"allow_log_streaming": False, "class_allow_list": listed}
-        self.resources |= {"components": [{"id": "process_launcher", "path": launcher, "args": {}}]}
+        own = {"id": "fedveil_site_guard", "path": "fedveil.nvflare.SiteGuard"}
+        self.resources |= {"components": [{"id": "process_launcher", "path": launcher}, own]}
         self.rights = {
             "permissions": {
                 "lead": {"byoc": "none", "submit_job": "any"},
@@ -96,6 +97,7 @@ CHANGES = {
     "authorization.json lead byoc": lambda kit: kit.rights["permissions"]["lead"].update(
         byoc="any"
     ),
+    "resources.json components: SiteGuard": lambda kit: kit.resources["components"].pop(),
     "authorization.json project_admin byoc": lambda kit: kit.rights["permissions"].update(
         project_admin="any"
     ),
@@ -107,6 +109,19 @@ def test_each_field_that_does_not_bind_is_named(what, kit):
     CHANGES[what](kit)
     assert what in found(kit)
     assert CliRunner().invoke(app, ["node", "check", str(kit.folder)]).exit_code == 2
+
+
+@pytest.mark.parametrize("rights", ["any", {"shell_commands": "o:site"}, {"cat": "any"}])
+def test_who_may_read_files_by_flares_commands_is_named(rights, kit):
+    kit.rights["permissions"]["org"] = rights
+    said = {one.what: one.binds for one in check_kit(kit.written())}
+    assert said["authorization.json org shell_commands"] == "no"
+    assert said["authorization.json lead shell_commands"] == "yes"
+
+
+def test_a_flare_that_reads_no_list_of_classes_is_named(kit, monkeypatch):
+    monkeypatch.setattr("fedveil.node.kit.AUTHORIZER", "nvflare.apis.of_no_version")
+    assert "resources.json class_allow_list" in found(kit)
 
 
 def test_filters_in_another_order_protect_nothing(kit):

@@ -9,6 +9,7 @@ from fedveil.errors import FieldError, require_a
 from fedveil.reading import json_of
 
 ASKS, SENDS, GUARD = "PrivacyFilter", "ReleaseFilter", "JobGuard"
+SITE_GUARD = "SiteGuard"
 ROOMS = ("fedveil.nvflare.", "fedveil.engines.nvflare.")
 
 

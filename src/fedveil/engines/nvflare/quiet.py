@@ -59,6 +59,8 @@ SWARM = {
 }
 # of the site's own process, from its resources.json
 SITE = {
+    "fedveil.nvflare.SiteGuard",
+    "fedveil.engines.nvflare.site_guard.SiteGuard",
     "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
     "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
     "nvflare.app_common.resource_consumers.list_resource_consumer.ListResourceConsumer",
