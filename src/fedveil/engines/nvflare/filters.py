@@ -280,7 +280,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
                 "validation", None, "is not what this site does: it trains, or answers nothing"
             )
         self._open.close()
-        self._require_site(fl_ctx)
+        self._require_site(fl_ctx, VALIDATION_TASK)
         module, layout = self._model()
         if self._layout is None:
             self._training.begin(module, layout, self._method)
@@ -319,8 +319,9 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             return CODE_ALONE
         raise FieldError("task", task, f"under local trust only {self.task!r} is answered")
 
-    def _require_site(self, fl_ctx: FLContext) -> Any:
-        """Refuse a job in which data could leave outside the filters; return FLARE's client runner."""
+    def _require_site(self, fl_ctx: FLContext, task: str = "") -> Any:
+        """Refuse a job in which data could leave outside a task's filters; return FLARE's client runner."""
+        task = task or self.task
         runner = fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is None:
             raise FieldError(
@@ -328,8 +329,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
                 None,
                 "FLARE's client runner is not in the context: is this a client's job?",
             )
-        _require_last(runner, fl_ctx, self.task)
-        _require_executor(runner.find_executor(self.task), self._training is not None)
+        _require_last(runner, fl_ctx, task)
+        _require_executor(runner.find_executor(task), self._training is not None)
         if self._local:
             require_quiet(fl_ctx, self.allow, self.swarm)
         return runner
@@ -501,7 +502,7 @@ def _shield(executor: Any) -> None:
             result = None
         finally:
             if isinstance(pending, Pending):
-                pending.restore(fl_ctx)
+                pending.restore(fl_ctx, data)
         return (
             result if isinstance(result, Shareable) else make_reply(ReturnCode.EXECUTION_EXCEPTION)
         )

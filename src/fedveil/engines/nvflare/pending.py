@@ -126,9 +126,14 @@ class Pending:
         released = answer(party, memory, self.broadcast, self.admitted, trained, memory.warnings)
         return write_reply(released, party.layout, client, party.seal(self.broadcast.public.round))
 
-    def restore(self, fl_ctx: FLContext) -> None:
-        """Undo training code's changes to what FLARE also sends: cookies, and the public part of the context."""
-        self.task.set_cookie_jar(deepcopy(dict(self.cookies)))
+    def restore(self, fl_ctx: FLContext, data: Shareable | None = None) -> None:
+        """Undo training code's changes to what FLARE also sends: cookies, and the public part of the context.
+
+        A filter behind the site's own may have replaced the task's `data`; their cookies are sent, too.
+        """
+        for sent in (self.task, data):
+            if sent is not None:
+                sent.set_cookie_jar(deepcopy(dict(self.cookies)))
         manager = fl_ctx.get_prop(ReservedKey.MANAGER)
         for name in fl_ctx.get_all_public_props():
             if name in self.public:
