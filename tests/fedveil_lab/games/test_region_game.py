@@ -50,6 +50,7 @@ def written(folder, rounds=1, epsilon=1.0):
     return path
 
 
+@pytest.mark.slow
 def test_marked_content_comes_back_without_a_defence_and_not_at_region_level(tmp_path):
     game = RegionGame(
         load(written(tmp_path)), attacks=("distance",), replicates=2, glyph="4x4", steps=50
