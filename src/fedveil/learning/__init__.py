@@ -53,8 +53,10 @@ from fedveil.learning.models import lenet as lenet
 from fedveil.learning.models import mlp as mlp
 from fedveil.learning.models import tuning_of as tuning_of
 from fedveil.learning.private import PrivateTrainer as PrivateTrainer
+from fedveil.learning.regions import blanked as blanked
 from fedveil.learning.regions import mark_columns as mark_columns
 from fedveil.learning.regions import marks_follow_content as marks_follow_content
+from fedveil.learning.regions import marks_of as marks_of
 from fedveil.learning.regions import require_blank as require_blank
 from fedveil.learning.rules import layer_rule as layer_rule
 from fedveil.learning.scores import layer_scores as layer_scores

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedveil.engines import Execution, Federation, Seen
 from fedveil.errors import FieldError, require_count
-from fedveil.learning.regions import blanked, marks_of
+from fedveil.learning import blanked, marks_of
 from fedveil_lab.attacks import Verdict
-from fedveil_lab.attacks.inversion.glyphs import Reading
+from fedveil_lab.attacks.inversion.glyphs import GlyphReading
 from fedveil_lab.attacks.inversion.knowledge import Captured, Marking, ReleaseView
 from fedveil_lab.attacks.inversion.rounds import SEARCHES, Releases, require_rounds
 from fedveil_lab.attacks.observation import ThreatModel
@@ -199,13 +199,13 @@ class RegionGame(Attacking):
             notes.append("fails without a defence, and says nothing about one")
         return Judgement(verdicts, values=values, notes=notes)
 
-    def _answers(self, progress: Progress) -> dict[str, dict[str, Reading]]:
+    def _answers(self, progress: Progress) -> dict[str, dict[str, GlyphReading]]:
         """Search in every setting; readings by setting and answer."""
         last, views = self.config.rounds, {"round 1": [0]}
         if last > 1:
             views |= {f"round {last}": [last - 1], "all rounds": list(range(last))}
         steps = len(self.runs) * len(views) * len(self.chosen)
-        done, answers = count(1), dict[str, dict[str, Reading]]()
+        done, answers = count(1), dict[str, dict[str, GlyphReading]]()
         progress.begin("reading", 0, steps)
         try:
             for cell, setup in zip(self.runs, self.setups, strict=True):
@@ -221,7 +221,9 @@ class RegionGame(Attacking):
             progress.end()
         return answers
 
-    def _read(self, cell: Cell, rounds: Sequence[int], search: str, differences: bool) -> Reading:
+    def _read(
+        self, cell: Cell, rounds: Sequence[int], search: str, differences: bool
+    ) -> GlyphReading:
         found = []
         for partition in range(len(self.images.clients)):
             releases = self._releases(cell, rounds, partition, differences)
@@ -245,7 +247,7 @@ class RegionGame(Attacking):
         return releases
 
     def _verdict(
-        self, label: str, found: Mapping[str, Reading], undefended: Mapping[str, Reading]
+        self, label: str, found: Mapping[str, GlyphReading], undefended: Mapping[str, GlyphReading]
     ) -> Verdict:
         answer = max(found, key=lambda name: found[name].share)
         best = max(undefended.values(), key=lambda reading: reading.share)

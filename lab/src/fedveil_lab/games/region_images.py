@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
-from fedveil_lab.attacks.inversion.glyphs import GLYPH, Glyphs, Reading, glyphs_of, read_off
+from fedveil_lab.attacks.inversion.glyphs import GLYPH, GlyphReading, Glyphs, glyphs_of, read_off
 from fedveil_lab.attacks.inversion.knowledge import two_sided
 
 Size = tuple[int, int]
@@ -40,11 +40,11 @@ class MarkedImages:
         """Glyphs of the attacked images."""
         return self._cut([client.x for client in self.clients])
 
-    def read(self, images: Sequence[Tensor]) -> Reading:
+    def read(self, images: Sequence[Tensor]) -> GlyphReading:
         """Read the glyphs off reconstructions [1, C, H, W] of the attacked images."""
         return read_off(self._cut(images), self.true, self.others)
 
-    def shares(self, reading: Reading) -> list[float]:
+    def shares(self, reading: GlyphReading) -> list[float]:
         """Return the share of each image's glyphs that came back."""
         image, found = self.true.image, []
         for number in range(len(self.clients)):

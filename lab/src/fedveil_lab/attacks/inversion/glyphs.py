@@ -27,7 +27,7 @@ class Glyphs:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class GlyphReading:
     """What was read: whether each glyph came back [n], and the share that naming the commonest glyph would reach."""
 
     read: Tensor
@@ -70,7 +70,7 @@ def glyphs_of(
     return Glyphs(torch.cat(windows), torch.cat(image))
 
 
-def read_off(reconstructed: Glyphs, true: Glyphs, others: Glyphs | None = None) -> Reading:
+def read_off(reconstructed: Glyphs, true: Glyphs, others: Glyphs | None = None) -> GlyphReading:
     """Name each reconstructed glyph by its nearest one, and compare with what stands there.
 
     Parameters
@@ -83,12 +83,12 @@ def read_off(reconstructed: Glyphs, true: Glyphs, others: Glyphs | None = None) 
     texts = true.windows
     named = texts if others is None else torch.cat([texts, others.windows])
     if not len(texts):
-        return Reading(torch.zeros(0, dtype=torch.float64), 0.0)
+        return GlyphReading(torch.zeros(0, dtype=torch.float64), 0.0)
     alike = (texts @ named.T > ALIKE).to(torch.float64)
     alike.fill_diagonal_(1.0)
     likeness, nearest = (reconstructed.windows @ named.T).max(1)
     found = alike[torch.arange(len(texts)), nearest] * (likeness > 0)
-    return Reading(found, float(alike.mean(0).max()))
+    return GlyphReading(found, float(alike.mean(0).max()))
 
 
 def _holds_ink(image: Tensor, mask: Tensor, glyph: tuple[int, int]) -> Tensor:

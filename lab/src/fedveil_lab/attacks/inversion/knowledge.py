@@ -14,8 +14,7 @@ from fedveil.checks import Count, Parameters, Positive
 from fedveil.engines import Seen
 from fedveil.errors import FieldError, NoReplyError, require_non_negative, require_positive
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.regions import marks_of
+from fedveil.learning import ClientData, LocalTraining, marks_of
 from fedveil_lab.attacks.observation import Attacks, Received, ThreatModel
 
 if TYPE_CHECKING:
