@@ -46,9 +46,9 @@ _HEURISTIC: tuple[tuple[str, Trust, str], ...] = (
 
 _EVIDENCE = {  # accuracy at a total epsilon, and of the same training without privacy
     "trusted sum": "4 silos, blood cells: .916 at epsilon 2, .934 without; "
-    "10 on digits: .948 at epsilon 4, .959 without (results/record-level)",
+    "10 silos of digits: .948 at epsilon 4, .959 without (results/record-level)",
     "local": "4 silos, blood cells: .908 at epsilon 2, .934 without; "
-    "10 on digits: .917 at epsilon 4, .959 without (results/record-level)",
+    "10 silos of digits: .917 at epsilon 4, .959 without (results/record-level)",
     "secure sum": "as with a trusted sum: the model is that of the same sum (docs/secure-sum.md)",
     "global": "10 clients on digits: .356 at epsilon 4, .959 without (README)",
     "fedre": "printed and sound variants at equal noise: results/guarantees",

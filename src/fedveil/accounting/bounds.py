@@ -75,7 +75,7 @@ class Bound(Parameters):
             If the bound says nothing about distances.
         """
         raise HeuristicError(
-            f"a release of this kind has no curve over distance: {self.describe()}"
+            f"a release of this kind promises nothing that depends on a distance: {self.describe()}"
         )
 
     def meaning(self, relation: Relation) -> Meaning:
@@ -90,7 +90,7 @@ class Bound(Parameters):
         Raises
         ------
         FieldError
-            If this kind of bound has none.
+            If this kind of bound cannot be scaled.
         """
         raise FieldError("group", times, "a d-private promise is about vectors, not about units")
 

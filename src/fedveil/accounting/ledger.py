@@ -370,7 +370,7 @@ class Ledger:
         known = self.opening
         if self.head is not None or (known is None and self.lines):
             raise LedgerError(
-                f"{self.party}: only the first line of a run's own ledger can bind it, and this ledger has another"
+                f"{self.party}: this ledger already begins with another line, so it cannot be bound to this run"
             )
         if known is not None and (
             RUN_OF_SITES not in known or _without_run(known) != _without_run(opening)

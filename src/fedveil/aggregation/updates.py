@@ -226,7 +226,7 @@ class RunningSum(Updates):
         raise FieldError(
             "updates",
             "a stack",
-            "were added as they came: nothing but their sum and lengths is left",
+            "were each added as they came: only their sum and their lengths are kept",
         )
 
     def clipped(self, bound: float) -> "RunningSum":

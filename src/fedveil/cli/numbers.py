@@ -81,7 +81,7 @@ def read_by(command: str, config: str) -> Callable[..., Any]:
 @click.option(
     "--relation",
     type=click.Choice(RELATIONS),
-    help="[promise] Who is a neighbour: zero-out (default), add/remove or replace-one.",
+    help="[promise] How two neighbouring data sets differ: zero-out (default), add/remove or replace-one.",
 )
 def plan(config: str | None, **options: Any) -> None:
     """Compute the noise for an epsilon, or the epsilon of a noise.
@@ -137,7 +137,7 @@ def plan(config: str | None, **options: Any) -> None:
 )
 @click.option(
     "--relation",
-    help="[promise] Who is a neighbour: zero-out (default), add/remove or replace-one.",
+    help="[promise] How two neighbouring data sets differ: zero-out (default), add/remove or replace-one.",
 )
 @click.option("--clip", type=float, help="[promise] Clipping norm of existing noise.")
 @click.option("--sigma", type=float, help="[promise] Standard deviation of existing noise.")

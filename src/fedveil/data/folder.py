@@ -187,7 +187,7 @@ def _items(
     form = levels.form(half)
     clients = _folders(half) if levels.clients else [half]
     if not clients:
-        raise FieldError("data.path", str(half), f"holds no folder: images lie in {form}")
+        raise FieldError("data.path", str(half), f"holds no folder: put images into {form}")
     items: list[_Item] = []
     for client in clients:
         site = client.name if levels.clients else ""

@@ -156,7 +156,7 @@ class Parties:
         for partition, reason in refused.items():
             if self.party(partition).ledger.entries:
                 return BudgetError(
-                    f"client {partition} declines ({reason}); the last model stands: {error}"
+                    f"client {partition} declines ({reason}); the last model stands ({error})"
                 )
         return error
 

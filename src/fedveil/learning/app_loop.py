@@ -237,7 +237,7 @@ class AppLoop:
             self._compare(*self._made_up)
             return
         if self._lot is None:
-            accepted = "needs a batch of this loop before each: one that it did not draw has no place in the plan"
+            accepted = "call it once for each batch of this loop: a batch that the loop did not draw has no place in the plan"
             raise FieldError("optimizer.step()", "a step without a batch", accepted)
         self._restore()
         if self._gradient is None:
@@ -268,7 +268,7 @@ class AppLoop:
     def _compare(self, x: Tensor, y: Tensor) -> None:
         """Refuse an app whose gradient on made-up examples is not the mean of single examples' gradients. Then clear it."""
         if self._compared:
-            accepted = "needs a batch of this loop before each"
+            accepted = "call it once for each batch of this loop"
             raise FieldError("optimizer.step()", "a second step on one batch", accepted)
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         theirs = torch.cat([gradient.detach().reshape(-1).double().cpu() for gradient in found])

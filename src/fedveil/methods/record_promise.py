@@ -157,7 +157,7 @@ class RecordPromise(Parameters):
 
     def _check_regions(self) -> None:
         if self.relation == "add/remove":
-            accepted = 'is not for regions: their records are there in both worlds; set "zero-out" or "replace-one"'
+            accepted = 'cannot be used with regions, whose records exist in both data sets; set "zero-out" or "replace-one"'
             raise FieldError("relation", self.relation, accepted)
         if self.sum != "none":
             accepted = 'must be "none" for regions: the part without noise has no place in a sum'

@@ -77,7 +77,7 @@ class NoSum:
         return noisy
 
     def require_sites(self, sites: int, field: str) -> None:
-        """Refuse a number of clients in a round with which the sum cannot be made."""
+        """Refuse a round with a number of clients for which the sum cannot be made."""
 
     def refusal(self, public: PublicFacts) -> str:
         """Return the reason why a silo declines a round; "" if it takes part."""

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def end_with_starter() -> None:
-    """End this process soon after its parent has ended, in a thread that checks this."""
+    """Start a thread that ends this process soon after its parent has ended."""
     starter = os.getppid()
 
     def watch() -> None:

@@ -171,7 +171,9 @@ def _looked_at(content: RecordDict, layout: Layout, broadcast: Broadcast) -> str
     records.read_facts(content, layout, broadcast)
     model = model_of(releases)
     if model is None:
-        raise FedVeilError("training answered without a model: ArrayRecord(model.state_dict())")
+        raise FedVeilError(
+            "training answered without a model: reply with ArrayRecord(model.state_dict())"
+        )
     if not bool(torch.isfinite(model).all()):
         raise FedVeilError("training answered with a model that is not finite")
     moved = min(float((model - start).norm()) for start in broadcast.models)

@@ -348,5 +348,5 @@ def test_the_evidence_of_advice_stands_in_the_results_it_names():
         without, private = shown["without"], shown["local" if of == "local" else "sum"]
         cells = f"blood cells: {reached['2', setting]} at epsilon 2, {reached['none', 'vanilla']} without"
         assert seen[of].startswith(
-            f"4 silos, {cells}; 10 on digits: {private} at epsilon 4, {without} without ("
+            f"4 silos, {cells}; 10 silos of digits: {private} at epsilon 4, {without} without ("
         )

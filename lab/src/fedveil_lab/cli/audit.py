@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 REPLICATES = """Runs with the target, and as many without (default: 30; fewer than 6 prove nothing). \
 For membership: runs of each setting (3). For inversion: attacked clients (30); for regions 3."""
-COLLUDERS = "Number of clients that attack together; default: 2, where there are three clients."
+COLLUDERS = "Number of clients that attack together; default: 2, if there are enough clients."
 SHADOW = "Attacker's copy of the target's data: clean (default), noisy, partial or public."
 OUT_WORLD = """What replaces an absent target: replace (another client), twin (one like it), remove, empty, itself (a check). \
 Default: by the relation of the guarantee."""
@@ -98,7 +98,7 @@ def audit(
       calibrated-loss  lira-online  lira-offline  rmia-online  rmia-offline
       bavaria-online  bavaria-offline  bavaria-n-online
       calibrated-loss, lira-*, rmia-* and bavaria-* also as person-NAME, NAME-update, NAME-trajectory
-      (loss and calibrated-loss alone mean participation, unless --game membership is given)
+      (only loss or calibrated-loss: participation is attacked, unless --game membership is given)
     With --recorded, on what the folder of a run or of a deployed server holds:
       membership  participation  inversion (each as far as what is stored allows it)
     With the package fedveil-studies, as the metric privacy paper prints them (they prove nothing):

@@ -56,7 +56,8 @@ def init(
     sum_: Annotated[
         str,
         typer.Option(
-            "--sum", help="Sum of noisy steps for rows and persons: none, or trusted (less noise)."
+            "--sum",
+            help="Rows and persons: none (nobody is trusted), or trusted (steps are summed; less noise).",
         ),
     ] = "none",
     reach: shared.Reach = None,
@@ -76,7 +77,9 @@ def init(
 
     if file.exists():
         raise FieldError(
-            "FILE", str(file), "is there already: give another name, as in fedveil init other.toml"
+            "FILE",
+            str(file),
+            "is there already: FILE is the configuration to write, as in other.toml; name your data by --data",
         )
     data = data or _asked(
         "--data", "Your data: a folder of images, a CSV or NPZ file, or a name", "digits"

@@ -266,7 +266,7 @@ def failure_in(said: str) -> str:
 
 
 def transcript_of(folder: Path, sites: Sequence[str], said: str) -> Transcript:
-    """Read what each site sent and received from the probe's files; a turn begins when a model arrives."""
+    """Read from the probe's files what each site sent and received. A turn begins when a model arrives."""
     found = {}
     for site in sites:
         turns: list[SiteTurn] = []

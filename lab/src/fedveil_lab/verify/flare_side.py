@@ -1,8 +1,9 @@
 """Run FLARE's simulator in copies of a process that has imported FLARE, so that a run takes seconds, not minutes.
 
-Run as ``python -m fedveil_lab.verify.flare_side``. It reads requests on standard input and writes answers on standard
-output, as `zygote`. For a run it copies itself; the copy is the simulator, and each site's worker, which FLARE would start
-as a new interpreter, is another copy. Both begin with libraries alone, so no state of one run reaches another.
+Run as ``python -m fedveil_lab.verify.flare_side``. It reads requests and writes answers on the standard
+streams, like the module `zygote`. For a run it forks a copy of itself, which is the simulator. FLARE would start a new
+interpreter for each site's worker; here this is another copy. Copies begin with libraries alone, so no state of one run
+reaches another.
 """
 
 import contextlib

@@ -174,7 +174,7 @@ def fit_sites(all_in: Transcript, all_out: Transcript, one: bool) -> Fitted:
 def scores_of_sites(run: Transcript, sites: Sequence[str], fitted: Fitted) -> Floats:
     """Score the canaries that each site may hold by all that left the site; [sites, canaries].
 
-    If the model equals that of the fitted runs, only canaries move a site's answer. If it differs or was not seen, the
+    If the model equals that of the fitted runs, a site's answer differs by its canaries only. If it differs or was not seen, the
     common part of all sites is subtracted.
     """
     rows = np.stack([stacked_as(flat_site(run.sites[one], fitted.whole), fitted) for one in sites])
@@ -310,7 +310,7 @@ def scores_of_server(run: Transcript, fitted: FittedServer, holders: Sequence[in
 
 
 def unread_of_server(all_in: Transcript, all_out: Transcript, fitted: FittedServer) -> list[str]:
-    """List published numbers that are not compared layers and that changed between the two runs.
+    """List the published numbers that changed between the two runs but belong to no compared layer.
 
     Returns
     -------

@@ -277,7 +277,7 @@ def _require_kept(inner: FedAvg) -> None:
     kind = type(inner)
     if getattr(kind, "aggregate_train", None) not in [mean.aggregate_train for mean in MEANS]:
         known = ", ".join(mean.__name__ for mean in MEANS)
-        accepted = f"has an aggregate_train that is not that of {known}: FedVeil combines, and this would see the one "
+        accepted = f"overrides aggregate_train of {known}: FedVeil combines the replies itself, and this would get only the "
         accepted += "released model. A rule with a bounded sensitivity is in fedveil.aggregation; metrics belong in "
         accepted += (
             "train_metrics_aggr_fn, and what saves or logs a model belongs in evaluate_fn of start"

@@ -335,7 +335,7 @@ class Nodes:
             return NoReplyError(why)
         first = min(declined)
         return BudgetError(
-            f"client {first} declines ({self._declined[first]}); the last model stands: {why}"
+            f"client {first} declines ({self._declined[first]}); the last model stands ({why})"
         )
 
     def sorted(

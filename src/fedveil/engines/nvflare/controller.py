@@ -460,7 +460,7 @@ class FlareSites:
         why = f"round {number}: {left} sites are left, and a sum is of {least} at least"
         if self._declined and left + len(self._declined) >= least:
             raise BudgetError(
-                f"{next(iter(self._declined.values()))}; the last model stands: {why}"
+                f"{next(iter(self._declined.values()))}; the last model stands ({why})"
             )
         raise NoReplyError(why)
 

@@ -327,7 +327,7 @@ class Described(_Table):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            given = first["input"]
-            if first["type"] == "missing":
-                given = None  # pydantic has the table around it there
-            raise FieldError(f"{name}, study.toml: {where}", given, first["msg"].lower()) from error
+            given, accepted = first["input"], first["msg"].lower()
+            if first["type"] == "missing":  # pydantic has the table around it there
+                given, accepted = None, "a value is needed"
+            raise FieldError(f"{name}, study.toml: {where}", given, accepted) from error

@@ -260,5 +260,5 @@ def in_order(images: Tensor, like: Tensor, labels: Tensor) -> Tensor:
 
 
 def registered(group: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of a group [G, N, ...] in the order of its first member."""
+    """Order the images of each member of a group [G, N, ...] like those of the first, and return the members' mean."""
     return torch.stack([in_order(x, group[0], labels) for x in group]).mean(0)

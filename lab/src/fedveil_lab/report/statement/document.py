@@ -180,7 +180,7 @@ def how_strongly(promise: Promise) -> str:
     """The epsilon, and how often the best attacker is right; empty where there is no epsilon."""
     if "epsilon" not in promise:
         return ""
-    meaning, between = promise["meaning"], WORDS["neighbours"][promise["relation"]]
+    meaning = promise["meaning"]
     odds = f"guesses right in at most {percent(meaning['accuracy'])} of the cases (50% is a coin)"
     caught = f"at one false alarm in 100 finds at most {percent(meaning['tpr_at_0.01'])}"
     epsilon = f"epsilon {rounded_up(promise['epsilon'])} at delta {promise['delta']:g}, over the whole run."
@@ -189,8 +189,16 @@ def how_strongly(promise: Promise) -> str:
         if promise.get("vacuous")
         else ""
     )
-    task = f"An attacker knows everything, except of one {promise['unit']} whether {between}."
+    task = f"An attacker may know everything except whether {_between(promise)}."
     return f"{epsilon}{vacuous} {task} The attacker {odds}, and {caught}."
+
+
+def _between(promise: Promise) -> str:
+    """The two neighbouring inputs, with the unit named."""
+    text, unit = WORDS["neighbours"][promise["relation"]], promise["unit"]
+    if text.startswith("its "):
+        return f"the {unit}'s {text.removeprefix('its ')}"
+    return f"the {unit} {text.removeprefix('it ')}"
 
 
 def epsilon_of(promise: Promise) -> str | None:
