@@ -17,8 +17,8 @@ TITLES = {
 }
 HEAD = """# What a refusal means
 
-A refusal names a field, the value that it got, and the way out: most need no page. Below are those whose cause lies in
-another place than the field, by what was done. An interrupted run goes on with `--resume`. If an epsilon is missing or
+A refusal names a field, the value that it got, and the way out: most need no page. The tables list refusals whose cause
+is not in the named field, by what was done. An interrupted run goes on with `--resume`. If an epsilon is missing or
 large, see [is it true?](is-this-epsilon-true.md).
 """
 # Mistakes that the page leaves out: what is printed says all, or another row says the same.

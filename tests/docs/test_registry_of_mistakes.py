@@ -866,7 +866,7 @@ def strategy(**options):
 
 SGA = fv.SGALDP(epsilon_min=1.0, epsilon_max=1.0)
 IN_FLOWER = {
-    "other methods on both sides": (
+    "different methods on the two sides": (
         play(NOISY, SGA),
         "SGALDP",
         "TrustedServer",

@@ -25,7 +25,9 @@ def planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     server: Any = spec.privacy.build(spec.aggregator).server
     if spec.privacy.method != "global" or server.public_clip is None:
         raise FieldError(
-            "privacy.method", spec.privacy.method, "only 'global' is planned so; see fedveil advise"
+            "privacy.method",
+            spec.privacy.method,
+            f"fedveil plan knows only 'global'; fedveil advise {config} says what this one promises",
         )
     setup = prepared(spec)
     promise, clients = promised(setup), setup.cohort

@@ -278,7 +278,7 @@ def check_fit(
         if ids:
             silos = int(torch.bincount(torch.cat(ids)).max())
         if silos > side.silos_per_person:
-            accepted = "some person of these data has records at more silos: raise it, or give all records of a person "
+            accepted = "a person of these data has records at more silos than that: raise it, or give all records of a person "
             raise FieldError(
                 "privacy.silos_per_person", side.silos_per_person, accepted + "to one silo"
             )
