@@ -339,7 +339,7 @@ def published_numbers(run: Transcript) -> list[dict[str, Floats]]:
 
 
 def common_layers(kinds: Sequence[Mapping[str, Floats]]) -> list[str]:
-    """List the layers that all have, in the same shape."""
+    """List the layers that all of `kinds` have, with the same shape."""
     names = []
     for name, value in kinds[0].items():
         if value.ndim > 0 and all(name in one and one[name].shape == value.shape for one in kinds):
