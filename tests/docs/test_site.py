@@ -1,7 +1,6 @@
 """The site: no page but the reference and the generated ones is longer than three screens; what pages show runs."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ def test_a_page_has_at_most_three_screens(page):
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text()
     assert not [page.name for page in DOCS.glob("*.md") if f"docs/{page.name}" not in menu]
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
-def test_every_block_of_toml_can_be_read(page):
-    for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        tomllib.loads(block)
 
 
 def test_the_blocks_on_extending_run_one_after_the_other(capsys):
