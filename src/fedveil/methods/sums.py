@@ -60,7 +60,7 @@ class NoSum:
     denominator : float
         Divisor of a silo's step.
     units : int
-        Most examples (persons) of any site of a secure sum.
+        Largest number of examples (persons) of a site; only a secure sum needs it.
     """
 
     promise: RecordPromise

@@ -199,7 +199,7 @@ def game_of(
     name : str, optional
         Name in `GAMES`. Default: the game that has all `attacks`; among several the first, participation.
     attacks : sequence of str
-        Names of attacks, or the name of a game for its usual attacks.
+        Names of attacks; the name of a game stands for its usual attacks.
     **options
         Options of that game.
 
