@@ -157,7 +157,7 @@ ELSEWHERE = {
         ".752",
         *("1.12", "1.32", "4.02"),
         *("4.84481e-5", "0.0016"),
-        *(".9844", ".9845", ".9889", ".9890", ".985", ".9850", ".9895", ".990"),
+        *(".9725", ".9786", ".9843", ".9865", ".9889", ".9908", ".985", ".9850", ".9895", ".990"),
         *(".966", ".971", ".972", ".975", ".981", ".982", ".984", ".986"),
     },  # what Opacus has for an app, options of commands, exact intervals of counts, losing.csv and losing-theirs.csv
     "record-level": {  # earlier runs; digits, of the front page; what an epsilon means for attackers and for ten
