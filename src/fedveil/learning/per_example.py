@@ -267,15 +267,15 @@ class PerExample:
         width: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Apply `_part` to chunks of a batch; add the sums, and join losses and marks."""
-        sums: list[Tensor] = []
-        losses: list[Tensor] = []
-        counted: list[Tensor] = []
-        for start in range(0, len(batch.x), width):
-            total, own_losses, own_counted = self._part(step, batch.chunk(start, width))
-            sums.append(total)
+        total, own_losses, own_counted = self._part(step, batch.chunk(0, width))
+        losses = [own_losses]
+        counted = [own_counted]
+        for start in range(width, len(batch.x), width):
+            part, own_losses, own_counted = self._part(step, batch.chunk(start, width))
+            total += part  # at once, as a list of all parts is many times as large as the model
             losses.append(own_losses)
             counted.append(own_counted)
-        return torch.stack(sums).sum(0), torch.cat(losses), torch.cat(counted)
+        return total, torch.cat(losses), torch.cat(counted)
 
     def _part(self, step: _Step, batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the clipped sum [d], losses [B], and a bool [B] that marks the examples with finite results."""
