@@ -218,6 +218,16 @@ def test_one_record_differs_and_the_kind_stays(data):
     assert labels == [0, 1, 0, 1]  # the last one bears the next label of the first
 
 
+def test_a_person_of_one_row_is_no_test_of_persons():
+    own = PrivacyClaim.parse("eps=1 delta=0 add/remove person total central")
+    table = AppTable(data="task:load", config={}, canaries=("outlier",))
+    with pytest.raises(FieldError, match="tested as a record") as refused:
+        app_worlds({}, own, table)
+    assert refused.value.field == "[verify.app] rows"
+    [world] = app_worlds({}, own, replace(table, rows=3))
+    assert world.inside["rows"] == 3
+
+
 def test_a_person_has_several_rows():
     data = np.ones((5, 2)), np.zeros(5)
     inside, outside = (

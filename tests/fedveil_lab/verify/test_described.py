@@ -40,6 +40,7 @@ def test_a_claim_is_read_in_any_order():
         f"eps=2 delta=1e-5 {WORDS} replace-one",
         f"eps=2 delta=1e-5 {WORDS} certified",
         f"eps=2 sigma=1 delta=1e-5 {WORDS}",
+        f"eps=2 delta=1e-5 {WORDS.replace('client', 'region')}",
     ],
 )
 def test_a_claim_that_cannot_be_read_is_refused(text):

@@ -221,7 +221,7 @@ def _by_canaries(
     """Judge the claim with many canaries in each of a few runs."""
     _require_data(table)
     if not table.neighbours:
-        require_shown(claim, "[verify.app]")
+        require_shown(claim, "[verify.app]", table.rows)
     sites = [str(place) for place in range(table.clients)]
     design = Design.of(sites, claim, bool(table.neighbours))
     folder = Path(tempfile.mkdtemp(prefix="fedveil-app-"))
@@ -293,7 +293,7 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
     """
     own = bool(table.neighbours)
     if not own:
-        require_shown(claim, "[verify.app]")
+        require_shown(claim, "[verify.app]", table.rows)
     _require_data(table)
     shared = {
         **base,

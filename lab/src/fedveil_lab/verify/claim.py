@@ -190,6 +190,9 @@ def _kind(text: str, word: str) -> str:
     for kind, words in kinds.items():
         if word in words:
             return kind
+    if word in ("region", "regions"):
+        accepted = "claims a region, and no world here changes a part of a row: claim the record or person that holds it"
+        raise FieldError(FIELD, text, accepted)
     known = [one for words in kinds.values() for one in words]
     require_choice(FIELD, word, known)
     raise FieldError(FIELD, text, "cannot be read")

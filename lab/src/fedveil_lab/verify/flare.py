@@ -367,7 +367,7 @@ def verify_flare(
     table = FlareTable.of(section.flare, folder)
     require_in_process(folder)
     if not table.neighbours:
-        require_shown(own, "[verify.flare]")
+        require_shown(own, "[verify.flare]", table.rows)
     design = Design.of(table.names, own, bool(table.neighbours))
     with Simulations(folder, table, own, effort.timeout) as simulations:
         judged = judge_by_canaries(

@@ -23,7 +23,7 @@ from flwr.common.config import flatten_dict
 from fedveil.flower import InProcessGrid, run_in_process
 from fedveil_lab.verify.apps import LINES
 from fedveil_lab.verify.flare_probe.flare_watch import CLOSED, named_numbers
-from fedveil_lab.verify.neighbours import canary_data, data_of_run
+from fedveil_lab.verify.neighbours import canary_data, data_of_run, of_author
 
 MOST = (
     20_000  # numbers of an answer that are kept as they are; of more, as many signed sums of them
@@ -224,7 +224,6 @@ def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
     place, _, name = world["data"].rpartition(":")
     module = importlib.import_module(place)
     original = getattr(module, name)
-    own = None if not world["neighbours"] else _named(world["neighbours"])
 
     def loaded(*arguments: Any, **options: Any) -> Any:
         data = original(*arguments, **options)
@@ -237,10 +236,10 @@ def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
         if grid.now != world["target"]:
             return data
         grid.loaded |= {grid.now}
-        if own is not None:
-            return own(data, world["unit"], world["relation"])[not world["inside"]]
-        how = world["unit"], world["relation"], world["canary"], world["inside"], world["rows"]
-        return canary_data(data, *how)
+        unit, relation, inside = world["unit"], world["relation"], world["inside"]
+        if world["neighbours"]:
+            return of_author(world["neighbours"], data, unit, relation, inside)
+        return canary_data(data, unit, relation, world["canary"], inside, world["rows"])
 
     setattr(module, name, loaded)
 

@@ -128,13 +128,16 @@ class FreshProcesses:
             else "a copy each of a process that imported libraries alone"
         )
 
-    def names_of_worlds(self, relation: str, unit: str) -> list[str]:
-        """List the worlds that the file defines itself; empty if it has no function `worlds`."""
+    def worlds_of_file(self, relation: str, unit: str) -> dict[str, tuple[Any, Any] | None]:
+        """Return the worlds that the file defines itself, by name; empty if it has no function `worlds`.
+
+        Each is a pair of data, or None if its data are no lists of arrays.
+        """
         self._own = (relation, unit)
         found = self._ready({"ask": "names", "own": self._own, "timeout": self.timeout})
         if found["kind"] != "ok":
             raise NoVerdict(f"{self.file.name} {found['kind']}: {cleaned(found['why'], 300)}")
-        return list(found["names"])
+        return dict(found["worlds"])
 
     def hold(self, world: str, data: Any) -> None:
         """Keep a world's data for its runs."""

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from fedveil.errors import FieldError, kind_of
+from fedveil_lab.verify.relations import same_arrays, why_no_rows
 
 FIELD = "[verify.app] data"
 SCALE = 10.0  # of an outlier, over the largest number that there is
@@ -77,10 +78,34 @@ def data_of_run(data: Any, run: Mapping[str, Any], site: str) -> Any:
     if run["base"]:
         data = shared_base(data, Path(run["base"]))
     if run["neighbours"]:
-        place, _, name = run["neighbours"].rpartition(":")
-        both = getattr(importlib.import_module(place), name)(data, run["unit"], run["relation"])
-        return both[0 if units[0][1] else 1]
+        return of_author(run["neighbours"], data, run["unit"], run["relation"], units[0][1])
     return with_canaries(data, run["unit"], run["relation"], units, run["rows"])
+
+
+def of_author(function: str, data: Any, unit: str, relation: str, inside: bool) -> Any:
+    """Return the data of one world that the app's author makes, by a function ``module:function``.
+
+    Raises
+    ------
+    FieldError
+        If rows of known form differ by more than one record or person.
+    """
+    place, _, name = function.rpartition(":")
+    both = getattr(importlib.import_module(place), name)(data, unit, relation)
+    try:
+        first, second = rows_of(both[0])[0], rows_of(both[1])[0]
+    except FieldError:  # data of a form of its own
+        return both[0 if inside else 1]
+    why = "" if unit == "client" else why_no_rows(first, second, relation, unit, same_items)
+    if why:
+        accepted = f"makes no neighbours under {relation} {unit}: {why}"
+        raise FieldError("neighbours", function, accepted)
+    return both[0 if inside else 1]
+
+
+def same_items(one: Item, other: Item) -> bool:
+    """Whether two rows have equal numbers and labels."""
+    return same_arrays(one[0], other[0]) and same_arrays(one[1], other[1])
 
 
 def with_canaries(

@@ -29,8 +29,9 @@ from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, RunOutcome
 from fedveil_lab.verify.judged import INSPECTION, WORLD, Caught, Judged, judge_bounds
 from fedveil_lab.verify.measuring import Measurement, at_threshold, measurement
 from fedveil_lab.verify.player import Player, Runner, probed
+from fedveil_lab.verify.relations import require_neighbours
 from fedveil_lab.verify.telling import Named, most_telling, numbered
-from fedveil_lab.verify.worlds import TwoWorlds
+from fedveil_lab.verify.worlds import LIBRARY, TwoWorlds, require_meaningful
 
 CHOOSING = (
     0.2  # error at which worlds, attackers and thresholds are ranked; of no bound that is printed
@@ -100,14 +101,22 @@ def verify_mechanism(
     ------
     NoVerdict
         If the mechanism raises, hangs or changes its output shape from run to run already in the first world.
+    FieldError
+        If the claim's neighbours cannot be shown by lists of arrays, or the file's own worlds are none.
     """
     with FreshProcesses(Path(file), function, timeout=effort.timeout) as processes:
         own = own_worlds(processes, claim)
-        played = [*worlds, *own] if worlds else own
+        played = [*worlds, *own]
         if not played:
             raise FieldError(
                 "SUBJECT", function, f"{Path(file).name} has no function worlds(relation, unit)"
             )
+        try:
+            require_meaningful(claim)
+        except FieldError:
+            if not own:
+                raise
+            played = own
         judged = play(processes, played, claim, effort, say)
     proven = None if steps is None else prove(steps, claim)
     return replace(
@@ -203,9 +212,22 @@ def play(
 
 
 def own_worlds(processes: FreshProcesses, claim: PrivacyClaim) -> list[TwoWorlds]:
-    """List the worlds that the mechanism's file defines by its function ``worlds(relation, unit)``."""
-    names = processes.names_of_worlds(claim.relation, claim.unit)
-    return [TwoWorlds(name, "of the mechanism's own file", None, None) for name in names]
+    """List the worlds that the mechanism's file defines by its function ``worlds(relation, unit)``.
+
+    Raises
+    ------
+    FieldError
+        If two of them are no neighbours in the claimed relation.
+    """
+    found = processes.worlds_of_file(claim.relation, claim.unit)
+    made = []
+    for name, both in found.items():
+        if name in LIBRARY:
+            raise FieldError(f"worlds: {name}", name, "is a name of the library: choose another")
+        inside, outside = both or (None, None)  # which each run makes again
+        require_neighbours(name, inside, outside, claim.relation, claim.unit)
+        made.append(TwoWorlds(name, "of the mechanism's own file", inside, outside))
+    return made
 
 
 def look_at_all(

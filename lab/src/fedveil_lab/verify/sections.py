@@ -74,8 +74,13 @@ def section_beside(folder: Path) -> VerifySection:
     return VerifySection()
 
 
-def require_shown(claim: PrivacyClaim, table: str) -> None:
-    """Refuse a relation that cannot be tested on an app with its own data loading."""
+def require_shown(claim: PrivacyClaim, table: str, rows: int) -> None:
+    """Refuse a claim that cannot be tested on an app with its own data loading, or with so many rows of a person."""
+    if claim.unit == "person" and rows < 2:
+        accepted = (
+            "say how many rows a person has, at least 2: with one a person is tested as a record"
+        )
+        raise FieldError(f"{table} rows", rows, accepted)
     if claim.unit == "client" and claim.relation == "add/remove":
         accepted = (
             "of a client changes how an app deals data to all others: claim zero-out or replace-one"

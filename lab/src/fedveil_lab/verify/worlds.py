@@ -2,7 +2,7 @@
 
 A world is a list of data sets, one per client, each an array [examples, columns]. Under zero-out a missing client holds
 an empty data set, and a missing record is a row of zeros. Under add/remove the unit is absent. Under replace-one it has
-other contents.
+other contents. `require_meaningful` refuses claims for which such data mean nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -250,6 +250,25 @@ def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> l
         if name not in without:
             made.append(placed(name, trap, claim, sizes))
     return made
+
+
+def require_meaningful(claim: PrivacyClaim) -> None:
+    """Refuse a claim whose neighbours no lists of arrays show, whatever the function does with them.
+
+    Raises
+    ------
+    FieldError
+        For zero-out of a record or person: a row of zeros is a row like others for most functions. For add/remove of a
+        client under local trust: whoever sees what each client sends counts the clients.
+    """
+    why = ""
+    if claim.relation == "zero-out" and claim.unit != "client":
+        why = "a row of zeros counts as nothing in few functions: claim add/remove or replace-one"
+    elif claim.relation == "add/remove" and claim.unit == "client" and claim.trust == "local":
+        why = "whoever sees what each client sends counts them: claim replace-one or zero-out"
+    if why:
+        accepted = f"{why}, or make the worlds in your file by worlds(relation, unit)"
+        raise FieldError("--claim", claim.describe(), accepted)
 
 
 def placed(name: str, trap: Trap, claim: PrivacyClaim, sizes: Sizes) -> TwoWorlds:

@@ -143,6 +143,14 @@ def fresh_entropy() -> None:
         random.seed()
 
 
+def flower_identity() -> None:
+    """Name the task in which Flower's messages are made, as Flower's runtimes do; without a name none can be made."""
+    flower = sys.modules.get("flwr.supercore.task_identity")
+    if flower is not None:
+        identity = flower.TaskIdentity
+        identity.task_id = identity.run_id = identity.node_id = 1
+
+
 def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int) -> None:
     """Make one run; the answer goes through its own pipe, printed text into a file in memory."""
     os.setpgid(0, 0)
@@ -155,7 +163,9 @@ def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int
     before = {*sys.modules}
     try:
         fresh_entropy()
+        flower_identity()
         module = module_of(state["path"], state["code"])
+        flower_identity()  # the file may have imported Flower through another one of its folder
         found = asked_of(module, request, state)
     except UnreadableError as error:
         found = {"kind": "unreadable", "error": "", "why": str(error)}
@@ -180,10 +190,10 @@ def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int
 
 
 def asked_of(module: ModuleType, request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Return the names of the file's own worlds, or the output of its function in a world, as requested."""
+    """Return the file's own worlds, or the output of its function in a world, as requested."""
     if request["ask"] == "names":
         own = module.worlds(*request["own"]) if hasattr(module, "worlds") else {}
-        return {"kind": "ok", "names": [str(name) for name in own]}
+        return {"kind": "ok", "worlds": {str(name): arrays_of(both) for name, both in own.items()}}
     world = request["world"]
     if world in state["worlds"]:
         data = state["worlds"][world]
@@ -192,6 +202,19 @@ def asked_of(module: ModuleType, request: dict[str, Any], state: dict[str, Any])
         data = module.worlds(*request["own"])[name][side == "out"]
     shape, numbers = flat(getattr(module, request["function"])(data, request["seed"]))
     return {"kind": "ok", "shape": shape, "numbers": numbers}
+
+
+def arrays_of(both: Any) -> Any:
+    """Return both data of two worlds if they are lists of arrays, which every process can read; else None."""
+    import numpy as np
+
+    def arrays(data: Any) -> bool:
+        return isinstance(data, list | tuple) and all(
+            type(one) is np.ndarray and one.dtype.kind in "biufc" for one in data
+        )
+
+    first, second = both
+    return (list(first), list(second)) if arrays(first) and arrays(second) else None
 
 
 def installed(names: set[str]) -> list[str]:
