@@ -13,9 +13,8 @@ from fedveil.methods.contract import working_copies_of
 WORTH_ASKING = 1 << 28  # bytes below which the check is skipped
 _GROUP = Path("/sys/fs/cgroup")
 _SHARE = 8  # bytes of an entry of a secure sum's share
-_VECTORS = (
-    16  # models of room for blocks of columns, sums in float64, noise and an optimiser's state
-)
+# models of room for blocks of columns, sums in float64, noise and an optimiser's state
+_VECTORS = 16
 
 
 def require_room(clients: int, models: Tensor, server: ServerSide, copies: int = 1) -> None:

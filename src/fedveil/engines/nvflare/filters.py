@@ -215,7 +215,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         """Decide as `admit`, without a line in the log."""
         if self._validation is not None:
             raise FieldError("validation", self.validation, "this site validates and never trains")
-        runner = self._require_site(fl_ctx)
+        runner = self._require_site(fl_ctx, self.task)
         module, layout = self._model()
         if self._training is not None and self._layout is None:
             self._training.begin(module, layout, self._method)
@@ -315,13 +315,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if not self._local:
             return PASSED
         if self.swarm and task in SWARM_TASKS:
-            self._require_site(fl_ctx)
+            self._require_site(fl_ctx, self.task)
             return CODE_ALONE
         raise FieldError("task", task, f"under local trust only {self.task!r} is answered")
 
-    def _require_site(self, fl_ctx: FLContext, task: str = "") -> Any:
+    def _require_site(self, fl_ctx: FLContext, task: str) -> Any:
         """Refuse a job in which data could leave outside a task's filters; return FLARE's client runner."""
-        task = task or self.task
         runner = fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is None:
             raise FieldError(
