@@ -10,11 +10,13 @@ import torch
 import fedveil
 
 # A change of a default or of arithmetic raises the number of its path: runs with two numbers have other bits.
-NUMERICS = {"sequential": 8, "stacked": 3, "record": 12, "person": 13, "noise": 3}
+NUMERICS = {"sequential": 8, "stacked": 3, "record": 12, "person": 13, "noise": 3, "grid": 4}
 _COMMON = 3  # written alone by a run if all its paths have it
 
 
-def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) -> int | str:
+def numerics_of(
+    record: bool, trainer: str = "auto", *, person: bool = False, grid: bool = False
+) -> int | str:
     """Return the version numbers in `NUMERICS` for the training paths that a run uses.
 
     Parameters
@@ -25,6 +27,8 @@ def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) ->
         Trainer of a run without noise inside training; ``"auto"`` may take either.
     person : bool
         Whether gradients of persons are clipped instead of records'.
+    grid : bool
+        Whether noise is drawn on an integer grid, as in a secure sum.
     """
     trained = {
         "auto": ("sequential", "stacked"),
@@ -34,7 +38,7 @@ def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) ->
     paths = trained[trainer]
     if record:
         paths = ("person",) if person else ("record",)
-    paths = (*paths, "noise")
+    paths = (*paths, "grid" if grid else "noise")
     raised = [f"{path} {NUMERICS[path]}" for path in paths if NUMERICS[path] != _COMMON]
     return ", ".join(raised) or _COMMON
 

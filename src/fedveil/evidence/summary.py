@@ -49,7 +49,9 @@ def core_of(
         "dimension": layout.size,
         "versions": versions(),
         "machine": machine(),
-        "numerics": numerics_of(noisy is not None, trainer, person=persons),
+        "numerics": numerics_of(
+            noisy is not None, trainer, person=persons, grid=method.noise_on_grid
+        ),
         "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
     }
 

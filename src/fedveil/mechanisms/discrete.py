@@ -1,11 +1,16 @@
 """Discrete Gaussian noise on an integer grid, so that floating-point rounding leaks nothing.
 
-Sampler: Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3), in exact integer arithmetic on whole
-vectors. Only the last multiplication by the grid is in floating point, and that is post-processing.
+The law is that of Canonne, Kamath and Steinke 2020 (arXiv 2004.00010). The sampler inverts its distribution function:
+a uniform number's first 62 bits decide between two neighbouring thresholds, and further bits are drawn where they do
+not. Thresholds are integers with a bound on their error, so the law is exact. Only the last multiplication by the grid
+is in floating point, and that is post-processing.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -15,12 +20,14 @@ from torch import Tensor
 from fedveil.errors import FieldError, require_count, require_positive
 from fedveil.mechanisms.source import Source
 
-LARGEST = 1 << 11  # sigma on the grid; keeps every product of the sampler below 2^63
+LARGEST = 1 << 11  # sigma on the grid; a sampler keeps some thirteen thresholds for each unit of it
 _RANGE = 1 << 63
-_LAST = _RANGE - 1
+_BITS = 62  # of a uniform number that are drawn for every integer; one more bit is the sign
+_MORE = 63  # bits that are drawn at a time where the first do not decide
+_GUARD = 96  # bits of a weight beyond those of a threshold
+_ERROR = 1 << 64  # bounds the error of a sum of up to 2^18 weights, in their units
 
-Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
+Thresholds = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -43,16 +50,13 @@ class DiscreteGaussianNoise:
 
     def sample(self, size: int, *, source: Source) -> Tensor:
         """Draw the noise [size], int64."""
-        variance, t = self.sigma**2, self.sigma + 1
-        result = np.zeros(require_count("size", size), dtype=np.int64)
-        pending = np.arange(size)
-        while len(pending):
-            y = _laplace(len(pending), t, source)
-            distance = np.abs(y) * t - variance
-            kept = _exponential(distance * distance, 2 * variance * t * t, source)
-            result[pending[kept]] = y[kept]
-            pending = pending[~kept]
-        return torch.from_numpy(result)
+        drawn = source.bits(require_count("size", size)).numpy()
+        uniform, negative = drawn >> 1, (drawn & 1).astype(bool)
+        thresholds = _thresholds(self.sigma)
+        size_of = np.searchsorted(thresholds, uniform)
+        for place in np.flatnonzero(thresholds[size_of] == uniform):
+            size_of[place] = _decided(self.sigma, int(uniform[place]), source)
+        return torch.from_numpy(np.where(negative, -size_of, size_of))
 
 
 @dataclass(frozen=True)
@@ -120,63 +124,67 @@ def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
     return steps
 
 
-def _uniform(size: int, bound: int, source: Source) -> Integers:
-    """Draw exactly uniform integers in [0, bound), by rejection from 63 bits."""
-    raw = source.bits(size).numpy()
-    result: Integers = raw % bound
-    beyond = raw - result > _LAST - bound + 1  # the last, incomplete stretch below 2^63
-    (rejected,) = beyond.nonzero()
-    if rejected.size:
-        result[rejected] = _uniform(rejected.size, bound, source)
+@lru_cache(maxsize=4)
+def _thresholds(sigma: int) -> Thresholds:
+    """Return the thresholds of the first bits, int64, read-only; the last one is 2^62 - 1."""
+    result = np.array(_exact(sigma, _BITS), dtype=np.int64)
+    result.flags.writeable = False
     return result
 
 
-def _exponential(numerator: Integers, denominator: int, source: Source) -> Flags:
-    """Draw Bernoulli(exp(-numerator / denominator))."""
-    alive = np.ones(len(numerator), dtype=bool)
-    whole, rest = numerator // denominator, numerator % denominator
-    step = np.full(len(numerator), denominator, dtype=np.int64)
-    busy = np.flatnonzero(whole > 0)
-    while busy.size:
-        alive[busy] = _small(step[busy], denominator, source)
-        whole[busy] -= 1
-        busy = np.flatnonzero(alive & (whole > 0))
-    busy = np.flatnonzero(alive)
-    alive[busy] = _small(rest[busy], denominator, source)
-    return alive
+def _decided(sigma: int, uniform: int, source: Source) -> int:
+    """Draw more bits of a uniform number, until they decide between two neighbouring thresholds."""
+    bits = _BITS
+    while True:
+        bits += _MORE
+        uniform = uniform << _MORE | int(source.bits(1).item())
+        thresholds = _exact(sigma, bits)
+        place = bisect_left(thresholds, uniform)
+        if thresholds[place] != uniform:
+            return place
 
 
-def _small(numerator: Integers, denominator: int, source: Source) -> Flags:
-    """Draw Bernoulli(exp(-numerator / denominator)) for a fraction of at most 1.
+def _exact(sigma: int, bits: int, guard: int = _GUARD) -> list[int]:
+    """Return floor(2^bits P(|X| <= x)) for x = 0, 1, ..., up to the first that is 2^bits - 1.
 
-    The k-th trial continues with probability numerator / (k denominator). An entry that stops at an odd trial is True.
+    A uniform number whose first `bits` bits are u is above the x-th probability if u is above the x-th threshold, and
+    below it if u is below. If they are equal, more bits decide.
     """
-    result = np.zeros(len(numerator), dtype=bool)
-    pending, trial = np.arange(len(numerator)), 0
-    while pending.size:
-        trial += 1
-        more = _uniform(pending.size, trial * denominator, source) < numerator
-        result[pending[~more]] = trial % 2 == 1
-        pending, numerator = pending[more], numerator[more]
+    weights = list(_weights(sigma, bits + guard))
+    all_of_them = 2 * sum(weights) - weights[0]
+    last = (1 << bits) - 1
+    result: list[int] = []
+    inside = -weights[0]
+    while not result or result[-1] < last:
+        inside += 2 * weights[len(result)]
+        least = (inside - _ERROR << bits) // all_of_them
+        most = (inside + _ERROR << bits) // all_of_them
+        if least < min(most, last):
+            return _exact(sigma, bits, 2 * guard)
+        result.append(min(most, last))
     return result
 
 
-def _laplace(size: int, t: int, source: Source) -> Integers:
-    """Draw discrete Laplace noise [size], with probability proportional to exp(-|y| / t)."""
-    result = np.zeros(size, dtype=np.int64)
-    pending = np.arange(size)
-    while len(pending):
-        low = _uniform(len(pending), t, source)
-        kept = _exponential(low, t, source)
-        low, place = low[kept], pending[kept]
-        high = np.zeros(len(low), dtype=np.int64)
-        growing = np.arange(len(low))
-        while len(growing):
-            growing = growing[_small(np.ones(len(growing), dtype=np.int64), 1, source)]
-            high[growing] += 1
-        value = low + t * high
-        negative = source.bits(len(value)).numpy() % 2 == 1
-        good = ~(negative & (value == 0))
-        result[place[good]] = np.where(negative, -value, value)[good]
-        pending = np.concatenate([pending[~kept], place[~good]])
-    return result
+def _weights(sigma: int, precision: int) -> Iterator[int]:
+    """Generate 2^precision exp(-x^2 / (2 sigma^2)) for x = 0, 1, ... as integers, until it is 0.
+
+    The ratio of neighbours falls by the same factor at each step, so two products make a weight. Each product is rounded
+    down, so the x-th ratio has an error of at most 129 (x + 1) units, and the x-th weight of at most 65 (x + 2)^2.
+    """
+    variance = sigma * sigma
+    ratio, factor = _exp(2 * variance, precision), _exp(variance, precision)
+    weight = 1 << precision
+    while weight:
+        yield weight
+        weight = weight * ratio >> precision
+        ratio = ratio * factor >> precision
+
+
+def _exp(denominator: int, precision: int) -> int:
+    """Return 2^precision exp(-1 / denominator) by its series, within 128 units."""
+    total, term, count = 0, 1 << precision, 0
+    while term:
+        total += -term if count % 2 else term
+        count += 1
+        term //= denominator * count
+    return total

@@ -262,6 +262,11 @@ class Method:
         return int(getattr(self.client, "least_sites", 0))
 
     @property
+    def noise_on_grid(self) -> bool:
+        """Whether noise is drawn on an integer grid: for a secure sum, or as a server's discrete noise."""
+        return self.least_sites > 0 or getattr(self.server, "noise", "") == "discrete"
+
+    @property
     def keeps_released(self) -> bool:
         """Whether the server's state may be stored, because it follows from released models alone.
 

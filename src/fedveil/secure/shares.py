@@ -39,7 +39,7 @@ from fedveil.mechanisms import WideGaussianNoise
 from fedveil.ranges import require_within
 from fedveil.secure.keys import PublicKey, SiteKey, roster
 
-VERSION = 1
+VERSION = 2
 FEWEST = 3  # of two sites, each could subtract its own share from the sum
 MOST = 1000
 ETA = 2.0  # deviation of the randomised rounding between a continuous and a discrete Gaussian

@@ -1,6 +1,7 @@
 """Discrete Gaussian noise: the exact distribution, whole numbers throughout, and a norm that rounding cannot exceed."""
 
 import hashlib
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -70,23 +71,65 @@ def test_the_widest_noise_has_its_deviation_and_shape(source):
     assert np.abs(drawn).max() < 7 * 2048
 
 
-@pytest.mark.parametrize(
-    "bound", [3, 7, (1 << 62) + 1]
-)  # of the last, every other draw is rejected
-def test_whole_numbers_below_a_bound_are_uniform(bound):
-    drawn = module._uniform(DRAWS, bound, ReproducibleSource(1))
-    assert drawn.min() >= 0
-    assert drawn.max() < bound
-    parts = min(bound, 10)
-    counts = np.bincount((drawn.astype(object) * parts // bound).astype(int), minlength=parts)
-    assert stats.chisquare(counts).pvalue > PLAUSIBLE
+@pytest.mark.parametrize("bits", [62, 125])
+@pytest.mark.parametrize("sigma", [1, 2, 7])
+def test_thresholds_are_those_of_the_law(sigma, bits):
+    # against decimal arithmetic of 100 digits, whose exponentials are correctly rounded
+    with localcontext() as context:
+        context.prec = 100
+        weights = [(Decimal(-x * x) / (2 * sigma**2)).exp() for x in range(40 * sigma)]
+        everything = 2 * sum(weights) - weights[0]
+        inside, wanted = -weights[0], []
+        for weight in weights:
+            inside += 2 * weight
+            wanted.append(int(inside / everything * 2**bits))
+    last = 2**bits - 1
+    wanted = wanted[: wanted.index(last) + 1]
+    assert module._exact(sigma, bits) == wanted
+    assert module._exact(sigma, bits, guard=2) == wanted  # too few guard bits are doubled
+
+
+class Given(ReproducibleSource):
+    """A source whose bits are given one after another."""
+
+    def __init__(self, *drawn):
+        super().__init__(0)
+        self.drawn = list(drawn)
+
+    def bits(self, size):
+        return torch.tensor([self.drawn.pop(0) for _ in range(size)])
+
+
+def test_more_bits_decide_where_the_first_fall_on_a_threshold():
+    first = module._exact(7, 62)[3]
+    further = module._exact(7, 125)[3]
+    assert further >> 63 == first
+    rest = further - (first << 63)
+    noise, twice = DiscreteGaussianNoise(7), 2 * first  # the last bit is the sign
+    assert noise.sample(1, source=Given(twice - 2)).item() == 3
+    assert noise.sample(1, source=Given(twice + 2)).item() == 4
+    assert noise.sample(1, source=Given(twice, rest - 1)).item() == 3
+    assert noise.sample(1, source=Given(twice + 1, rest - 1)).item() == -3
+    assert noise.sample(1, source=Given(twice, rest + 1)).item() == 4
+    even_further = module._exact(7, 188)[3] - (further << 63)
+    assert noise.sample(1, source=Given(twice, rest, even_further - 1)).item() == 3
+    assert noise.sample(1, source=Given(twice, rest, even_further + 1)).item() == 4
+    far = Given(2**63 - 2, 2**62)  # beyond all thresholds of the first bits
+    assert len(module._exact(7, 62)) - 1 <= noise.sample(1, source=far).item() < 12 * 7
+
+
+def test_the_smallest_and_the_largest_bits_are_the_middle_and_the_end():
+    noise = DiscreteGaussianNoise(2048)
+    assert noise.sample(2, source=Given(0, 1)).tolist() == [0, 0]
+    end = noise.sample(1, source=Given(2**63 - 1, 0)).item()
+    assert end == -len(module._exact(2048, 62)) + 1
 
 
 def test_a_share_of_a_known_key_keeps_its_bits():
-    # a site that answers a question again has to draw the same noise, by a later version, too
+    # a site that answers a question again has to draw the same noise; other noise needs another `shares.VERSION`
     noise = WideGaussianNoise().sample(1000, source=KeyedSource(bytes(32)).child("noise", 1))
     digest = hashlib.sha256(noise.numpy().astype("<i8").tobytes()).hexdigest()
-    assert digest[:16] == "63c311afae97e7fd"
+    assert digest[:16] == "e1f81c61de977dbe"
 
 
 @pytest.mark.parametrize("sigma", [0, -1, 1.5, 2049, float("nan"), True, None])

@@ -91,9 +91,10 @@ class Cell:
         record = (
             isinstance(needs, frozenset) and "noisy_steps" in needs
         )  # where parameters decide, it is a property
-        unit = self.config.privacy.options.get("unit")
-        person = record and unit in ("person", "person region")
-        return numerics_of(record, self.config.trainer, person=person)
+        options = self.config.privacy.options
+        person = record and options.get("unit") in ("person", "person region")
+        grid = options.get("sum") == "secure" or options.get("noise") == "discrete"
+        return numerics_of(record, self.config.trainer, person=person, grid=grid)
 
     @cached_property
     def kind(self) -> str:
