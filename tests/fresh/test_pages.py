@@ -52,7 +52,6 @@ EXACTLY = {"fedveil init": "asks questions at a terminal"}
 PARTS = {  # blocks of code, by their first lines
     "class Study(LightningModule)": "a part of a site's module (test_nvflare_lightning.py)",
     "promise = {": "a part of examples/nvflare-job/job.py, which its tests run",
-    "trainer = PrivateTrainer(": "a part of a reader's app (test_flower_record.py)",
     "from fedveil.flower import FACTS": "a part of a reader's app (test_several_models.py)",
     "method = fv.RecordDP(": "a part of a reader's app (site_kit.py)",
     "GaussianFilter(": "a part of a job (test_nvflare_gaussian.py)",
