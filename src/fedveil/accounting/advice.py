@@ -1,8 +1,8 @@
 """Advice: methods that reach a privacy target, and whether a federation can still learn with them.
 
-Noise is compared with signal: the expected length of the noise on a round's mean, divided by the clipping norm (the
-largest possible length of the mean). As a rule of thumb, training works if this ratio is below about `1 / ENOUGH`
-(`fedveil.accounting.planning`).
+Noise is compared with signal: the expected length of the noise of all rounds, divided by the largest possible length of
+all their means (the clipping norm times the rounds). As a rule of thumb, training works up to a ratio of 1, and never
+above `1 / ENOUGH` (`fedveil.accounting.planning`; results/first-settings has the runs).
 """
 
 import math
@@ -68,7 +68,7 @@ class Choice:
     verdict : {"possible", "hard", "hopeless", "no promise"}
         Judgement by `noise_to_signal`; "no promise" for heuristics.
     noise_to_signal : float, optional
-        Expected length of the noise on a round's mean, divided by the clipping norm.
+        Expected length of the noise of all rounds, divided by the clipping norm and the number of rounds.
     noise_multiplier : float, optional
         Least z that reaches the target.
     guarantee : Guarantee, optional
@@ -219,12 +219,12 @@ def _for_clients(
         asked = (f"noise_multiplier = {rounded_up(z, 6)}",)
     noise = (*asked, *silos.relation_line)
     return [
-        _choice("global", promise, z, z * silos.length / n, noise),
+        _choice("global", promise, z, z * silos.length / n / math.sqrt(rounds), noise),
         _choice(
             "fedre",
             local,
             local_z,
-            local_z * silos.length / math.sqrt(n),
+            local_z * silos.length / math.sqrt(n * rounds),
             ('scores = "public"', *target),
         ),
     ]
@@ -366,7 +366,7 @@ class _Silos:
             whole = guarantee.of_silos(self.silos_per_person)
             z *= (whole.mu or 0.0) / (guarantee.mu or 1.0)
             guarantee = replace(whole, bound=guarantee.bound)
-        ratio = z * self.length * math.sqrt(spread) / (self.clients * count)
+        ratio = z * self.length * math.sqrt(spread / self.rounds) / (self.clients * count)
         return _choice("record", guarantee, z, ratio, lines)
 
 

@@ -15,7 +15,7 @@ from fedveil.errors import FieldError, require_a, require_count, require_positiv
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
 from fedveil.ranges import require_within
 
-ENOUGH = 0.3  # signal-to-noise ratio above which training can be expected to work
+ENOUGH = 0.3  # signal-to-noise ratio of a run below which no training has worked
 _WIDEST = 1e6  # a noise multiplier with which nothing can be learned
 
 
@@ -128,7 +128,7 @@ def judged(noise_to_signal: float) -> Literal["possible", "hard", "hopeless"]:
     Parameters
     ----------
     noise_to_signal : float
-        Expected length of the noise on a round's mean, divided by the length of an update.
+        Expected length of the noise of all rounds, divided by the largest possible length of all their mean updates.
     """
     if noise_to_signal <= 1:
         return "possible"
@@ -180,10 +180,13 @@ class Plan:
 
     @property
     def signal_to_noise(self) -> float | None:
-        """Length of a clipped update over the expected length of the noise; None without a dimension."""
+        """Largest length of all rounds' mean updates over the expected length of their noise; None without a dimension.
+
+        Updates that point in one direction add up with the rounds, and noise with their square root.
+        """
         if self.dimension is None:
             return None
-        return self._signal / (self.sigma * math.sqrt(self.dimension))
+        return self._signal / (self.sigma * math.sqrt(self.dimension / self.rounds))
 
     @property
     def _signal(self) -> float:
@@ -212,7 +215,7 @@ class Plan:
             models = f"a model of at most {_counted(most, 'parameter')}" if most else "no model"
             asked = "give the number of parameters (dimension) to see noise/signal"
             return f"with this noise training can work for {models}; {asked}"
-        times = f"{float(f'{1 / snr:.3g}'):,g} times as long as an update"
+        times = f"{float(f'{1 / snr:.3g}'):,g} times as long as all updates together can be"
         verdict = judged(1 / snr)
         if verdict == "possible":
             return f"possible: training can work, as the noise is {times}"
@@ -224,7 +227,7 @@ class Plan:
         return f"hopeless as it stands: the noise is {times}. What would work instead: {ways}"
 
     def _largest_dimension(self) -> int:
-        return int((self._signal / (ENOUGH * self.sigma)) ** 2)
+        return int(self.rounds * (self._signal / (ENOUGH * self.sigma)) ** 2)
 
     def _changes(self, snr: float) -> list[str]:
         """List changes of one figure each that raise the signal-to-noise ratio to `ENOUGH`, all else equal."""
@@ -233,9 +236,6 @@ class Plan:
         dimension = self._largest_dimension()
         if dimension:
             ways.append(_counted(dimension, "trainable parameter"))
-        rounds = int(self.rounds * (snr / ENOUGH) ** 2)
-        if rounds:
-            ways.append(_counted(rounds, "round"))
         weaker = epsilon_of_mu(self.mu * ENOUGH / snr, self.delta)
         if weaker <= VACUOUS:
             ways.append(f"an epsilon of {rounded_up(weaker, 3)}")
@@ -319,7 +319,8 @@ def plan(
             raise FieldError("clients", None, "leave it open only if the dimension is given")
         share = min(1.0, (update_norm or clip) / clip)
         wanted = require_positive("signal_to_noise", signal_to_noise)
-        clients = math.ceil(require_positive("clients", wanted * z * math.sqrt(dimension) / share))
+        alone = wanted * z * math.sqrt(dimension / rounds) / share
+        clients = math.ceil(require_positive("clients", alone))
     clients = require_count("clients", clients)
     mu = factor * math.sqrt(rounds) / z
     return Plan(

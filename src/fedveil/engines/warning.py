@@ -51,6 +51,7 @@ class Warnings:
 
     def __init__(self, method: Method, layout: Layout, tell: Callable[[str], None]) -> None:
         self._method, self._layout, self._tell = method, layout, tell
+        self._rounds = 1
         self.said: dict[str, str] = {}
 
     def say(self, kind: str, text: str) -> None:
@@ -62,6 +63,7 @@ class Warnings:
     def planned(self, rounds: int, cohort: int) -> None:
         """Check the plan before training: the number of rounds, and the noise relative to the clip."""
         planned = self._method.planned or rounds
+        self._rounds = rounds
         if rounds > planned:
             beyond = f"rounds = {rounds}, and the noise is planned for {planned}: what it promises in total holds for"
             self.say("planned", f"{beyond} {planned} alone; plan it for {rounds}, or stop there")
@@ -79,20 +81,26 @@ class Warnings:
             )
 
     def noise(self, ratio: float, clip: float, longest: float, layers: bool = False) -> None:
-        """Warn if the noise on a round's mean (or in a noisy step) is large compared with the clip or the median update.
+        """Warn if the noise is large compared with the clip or the median update.
+
+        The noise of all rounds is compared with the clip, as the advice does. That of one is compared with the update.
 
         Parameters
         ----------
         ratio : float
-            Length of the noise, in multiples of the clip.
+            Length of the noise on a round's mean (or on a noisy step's), in multiples of the clip.
         clip, longest : float
             Clip, and length of the median update (0 if it is not known).
         layers : bool
             Whether each layer has its own clip; `clip` is then that of all layers together.
         """
-        if ratio > 1 / ENOUGH:
-            mean = "a round's mean" if self._method.noisy is None else "a step's mean gradient"
-            long = f"the noise on {mean} is {ratio:.3g} times as long as that mean can be"
+        noisy = self._method.noisy
+        steps = self._rounds * (1 if noisy is None else noisy.noisy_steps.steps)
+        over_the_run = ratio / math.sqrt(steps)
+        if over_the_run > 1 / ENOUGH:
+            mean = "round's mean" if noisy is None else "step's mean gradient"
+            together = f", of all {steps} together {over_the_run:.3g} times" if steps > 1 else ""
+            long = f"the noise on a {mean} is {ratio:.3g} times as long as that mean can be{together}"
             ways = f"{', '.join(self._ways())}; fedveil advise ranks them"
             self.say("noise", f"{long}: hopeless beyond {1 / ENOUGH:.1f}. What helps: {ways}")
         if 0 < longest * FAR <= clip and ratio * clip > ENOUGH * longest:
@@ -206,6 +214,7 @@ class Warnings:
     def on_node(self, facts: ClientFacts, sent: Releases, scale: tuple[float, ...]) -> None:
         """Check one client's training on its own node; these warnings must not reach an untrusted server."""
         with suppress(Exception):  # under local trust a client must answer, whatever its data are
+            self._rounds = facts.broadcast.public.rounds
             longest = self.trained(facts.start, models_of([sent]))
             if self._method.noisy is None:
                 self.protected([scale], facts.broadcast.public.cohort, longest)

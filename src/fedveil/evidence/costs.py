@@ -68,7 +68,7 @@ def _choice_values(choice: Choice, delta: float) -> dict[str, Any]:
 def _notes_on(choices: Sequence[Choice], delta: float) -> list[str]:
     """Explain the columns, the promise of the first choice, and of the first one for single records."""
     notes = [
-        "noise/signal: length of the noise over the largest possible length of the mean of updates.",
+        "noise/signal: length of the noise of all rounds over the largest possible length of all their mean updates.",
         f"possible: noise/signal up to 1; hard: up to {1 / ENOUGH:.2g}; hopeless: above (a rule of thumb).",
     ]
     proven = [choice.guarantee for choice in choices if choice.guarantee is not None]
@@ -111,7 +111,7 @@ def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
         ("for an attacker", meaning_of_mu(plan.mu).describe()),
     ]
     if plan.signal_to_noise is not None:
-        meaning = f"length of the noise over length of an update, {plan.dimension:,} parameters"
+        meaning = f"length of all rounds' noise over that of all updates, {plan.dimension:,} parameters"
         rows.append(("noise/signal", f"{1 / plan.signal_to_noise:.3g}: {meaning}"))
     rows.append(("advice", plan.advice()))
     rows += [("warning", warning) for warning in plan.warnings]

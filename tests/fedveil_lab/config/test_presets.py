@@ -20,17 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 LAYOUT = fv.Layout.from_module(nn.Linear(20, 2))
 
 # Presets that say something about themselves, on purpose: how their lines begin, and why that stays.
-DROWNED = "attacks need noise that neither hides a client for certain nor shows it: three clients, noise beyond use"
 SKEWED = "clients see few classes, as in the paper"
 SAY = {
-    "digits-cia": (("the noise on", "1 of 3 clients hold no example of some class"), DROWNED),
-    "digits-front": (("the noise on",), DROWNED),
-    "digits-matched": (("the noise on",), DROWNED),
+    "digits-cia": (("1 of 3 clients hold no example of some class",), SKEWED),
     "digits-fedre": (("no public example shows",), "sixteen public images do not show ten classes"),
     "digits-group": (("15 of 20 clients hold no example of some class",), SKEWED),
     "digits-sga-ldp": (
-        ("1 of 30", "27 of 30", "the noise on"),
-        f"{SKEWED}; the noise of local privacy is that long",
+        ("1 of 30", "27 of 30"),
+        SKEWED,
     ),
     "hospitals-digits": (("200 of 200 clients hold no example of some class",), SKEWED),
 }

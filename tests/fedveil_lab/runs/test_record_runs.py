@@ -82,7 +82,7 @@ def test_a_delta_that_gives_away_records_is_said_to():
 
 
 def test_a_total_that_leaves_nothing_to_learn_is_said_before_the_run_or_refused():
-    for change, told in (("privacy.epsilon=0.02", True), ("privacy.epsilon=4.0", False)):
+    for change, told in (("privacy.epsilon=0.002", True), ("privacy.epsilon=4.0", False)):
         federation = prepare(
             settings("digits-record", change, "rounds=2")["record-level, trusted sum"]
         ).federation(Ledgers("memory"))
