@@ -18,6 +18,7 @@ from fedveil.engines.nvflare.executor import FedVeilExecutor as FedVeilExecutor
 from fedveil.engines.nvflare.filters import PrivacyFilter as PrivacyFilter
 from fedveil.engines.nvflare.filters import ReleaseFilter as ReleaseFilter
 from fedveil.engines.nvflare.gaussian import GaussianFilter as GaussianFilter
+from fedveil.engines.nvflare.gaussian import TaskKeeper as TaskKeeper
 from fedveil.engines.nvflare.measuring import check_shapes as check_shapes
 from fedveil.engines.nvflare.measuring import measure as measure
 from fedveil.engines.nvflare.quiet import JobGuard as JobGuard

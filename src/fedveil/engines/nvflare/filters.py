@@ -8,7 +8,6 @@ error, the task ends, and FLARE sends a return code without text.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import nn
 from fedveil.engines.deployed import Settings, disagreement, opened, opened_ledger, with_budget
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.nvflare.executor import PENDING, FedVeilExecutor
-from fedveil.engines.nvflare.pending import Pending, RunMemory, known_code, marker_of
+from fedveil.engines.nvflare.pending import Beside, Pending, RunMemory, known_code, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import (
     method_of,
@@ -244,15 +243,13 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             if party.left_out:
                 escaping(self.logger).warning("FedVeil: %s", party.left_out)
             held = stack.pop_all()
-        public, cookies = deepcopy(
-            (fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {}))
-        )
+        beside = Beside.of(shareable, fl_ctx)
         teach = (
             None if self._training is None else self._training.learning(site, settings.partition)
         )
         if self._local:
             _shield(runner.find_executor(self.task))
-        return Pending(party, broadcast, memory, held, shareable, cookies, public, verdict, teach)
+        return Pending(party, broadcast, memory, held, beside, verdict, teach)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -457,7 +454,7 @@ def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     chain = list(scope.task_result_filters.get(FilterKey.OUT, [])) if scope else []
     chain += runner.task_result_filters.get(f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}") or []
-    if not chain or not isinstance(chain[-1], ReleaseFilter):
+    if not chain or type(chain[-1]) is not ReleaseFilter:  # a job's own subclass may do anything
         names = [type(f).__name__ for f in chain]
         raise FieldError(
             "task_result_filters",

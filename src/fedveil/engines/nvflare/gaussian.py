@@ -11,7 +11,7 @@ from fedveil.accounting import Guarantee, Ledger, Release, model_of
 from fedveil.engines.deployed import Settings, answer, opened, with_budget
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import read_policy
-from fedveil.engines.nvflare.pending import RunMemory, known_code, marker_of
+from fedveil.engines.nvflare.pending import Beside, RunMemory, known_code, marker_of
 from fedveil.errors import FedVeilError, FieldError, require_rounds
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
 from fedveil.layout import Layout
@@ -35,6 +35,21 @@ ROUNDED = (
 )  # factor on the mu of a release, so that rounding keeps the composed total within the limit
 
 
+BESIDE = "fedveil.beside"  # in the context of one task, private to the client
+
+
+class TaskKeeper(Filter):  # type: ignore[misc]
+    """Filter by which `GaussianFilter` can undo what training code adds to a task. It must be the first task data filter.
+
+    FLARE sends a task's cookies, and the public part of its context, beside each result. Training code can change both.
+    """
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Keep the task's cookies and context, and let the task pass."""
+        fl_ctx.set_prop(BESIDE, Beside.of(shareable, fl_ctx), private=True, sticky=False)
+        return shareable
+
+
 class GaussianFilter(Filter):  # type: ignore[misc]
     """Filter that adds Gaussian noise to a site's model difference. It must be the last task result filter.
 
@@ -44,7 +59,9 @@ class GaussianFilter(Filter):  # type: ignore[misc]
     `fedveil.SGALDP` with both limits of its budget at one round's epsilon.
 
     Only the noised difference leaves. Integer arrays leave as zeros, so that counters stay unchanged. Metrics, counts
-    and headers are dropped. `JobGuard` checks everything else that runs in the job.
+    and headers are dropped; cookies and context are restored, if `TaskKeeper` is the first task data filter. The names
+    and shapes of the first difference leave as training code chose them, so they must not depend on the data.
+    `JobGuard` checks everything else that runs in the job.
 
     Parameters
     ----------
@@ -113,6 +130,9 @@ class GaussianFilter(Filter):  # type: ignore[misc]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Protect a difference, record its cost, and return it; any other result is refused."""
+        beside = fl_ctx.get_prop(BESIDE)
+        if isinstance(beside, Beside):
+            beside.restore(fl_ctx)
         if shareable.get_return_code() != ReturnCode.OK:
             return make_reply(known_code(shareable))
         arrays = _difference(shareable)

@@ -84,6 +84,38 @@ def marker_of(fl_ctx: FLContext, site: str) -> Path:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What FLARE sends beside a task's result: cookies, and the public part of the context, as before training."""
+
+    task: Shareable
+    cookies: Mapping[str, Any]
+    public: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, task: Shareable, fl_ctx: FLContext) -> "Beside":
+        """Copy both from a task that has just arrived."""
+        cookies = dict(task.get_cookie_jar() or {})
+        return cls(task, *deepcopy((cookies, fl_ctx.get_all_public_props())))
+
+    def restore(self, fl_ctx: FLContext, data: Shareable | None = None) -> None:
+        """Undo training code's changes to both.
+
+        A filter behind the site's own may have replaced the task's `data`; their cookies are sent, too.
+        """
+        for sent in (self.task, data):
+            if sent is not None:
+                sent.set_cookie_jar(deepcopy(dict(self.cookies)))
+        manager = fl_ctx.get_prop(ReservedKey.MANAGER)
+        for name in fl_ctx.get_all_public_props():
+            if name in self.public:
+                sticky = bool((fl_ctx.get_prop_detail(name) or {}).get("sticky"))
+                fl_ctx.set_prop(name, self.public[name], private=False, sticky=sticky)
+            else:  # even its name may reveal something
+                fl_ctx.remove_prop(name, force_removal=True)
+                getattr(manager, "public_stickers", {}).pop(name, None)
+
+
+@dataclass(frozen=True)
 class Pending:
     """Admitted task while the executor works on it. `teach` is the site's own training function, if it has one."""
 
@@ -91,9 +123,7 @@ class Pending:
     broadcast: Broadcast
     memory: RunMemory
     open: ExitStack
-    task: Shareable
-    cookies: Mapping[str, Any]
-    public: Mapping[str, Any]
+    beside: Beside
     admitted: (
         Releases | None
     )  # releases that left in this round before; a newly trained result is dropped
@@ -127,18 +157,5 @@ class Pending:
         return write_reply(released, party.layout, client, party.seal(self.broadcast.public.round))
 
     def restore(self, fl_ctx: FLContext, data: Shareable | None = None) -> None:
-        """Undo training code's changes to what FLARE also sends: cookies, and the public part of the context.
-
-        A filter behind the site's own may have replaced the task's `data`; their cookies are sent, too.
-        """
-        for sent in (self.task, data):
-            if sent is not None:
-                sent.set_cookie_jar(deepcopy(dict(self.cookies)))
-        manager = fl_ctx.get_prop(ReservedKey.MANAGER)
-        for name in fl_ctx.get_all_public_props():
-            if name in self.public:
-                sticky = bool((fl_ctx.get_prop_detail(name) or {}).get("sticky"))
-                fl_ctx.set_prop(name, self.public[name], private=False, sticky=sticky)
-            else:  # even its name may reveal something
-                fl_ctx.remove_prop(name, force_removal=True)
-                getattr(manager, "public_stickers", {}).pop(name, None)
+        """See `Beside.restore`."""
+        self.beside.restore(fl_ctx, data)

@@ -16,6 +16,7 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from fedveil.engines.nvflare.commands import narrow_job
 from fedveil.errors import FieldError
 
 FLARE = "nvflare."
@@ -42,6 +43,7 @@ PARTS = {
     "fedveil.engines.nvflare.filters.PrivacyFilter",
     "fedveil.engines.nvflare.filters.ReleaseFilter",
     "fedveil.engines.nvflare.gaussian.GaussianFilter",
+    "fedveil.engines.nvflare.gaussian.TaskKeeper",
     "fedveil.engines.nvflare.quiet.JobGuard",
     "nvflare.app_common.filters.convert_weights.ConvertWeights",
     "nvflare.app_common.filters.dxo_blocker.DXOBlocker",
@@ -137,7 +139,8 @@ def silence(engine: Any) -> None:
 class JobGuard(FLComponent):  # type: ignore[misc]
     """FLARE component that stops a job with a forbidden component, before the job starts.
 
-    (`PrivacyFilter` checks only at the first task.) It belongs in the site's ``local/privacy.json``.
+    (`PrivacyFilter` checks only at the first task.) It also takes FLARE's commands for figures, errors and logs away
+    from the server. It belongs in the site's ``local/privacy.json``.
 
     Parameters
     ----------
@@ -152,11 +155,12 @@ class JobGuard(FLComponent):  # type: ignore[misc]
         self.allow, self.swarm = list(allow or ()), swarm
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Check all components once they are loaded, before any starts."""
+        """Check all components once they are loaded, before any starts; then narrow the server's commands."""
         if event_type != EventType.ABOUT_TO_START_RUN:
             return
         try:
             require_quiet(fl_ctx, self.allow, self.swarm)
+            narrow_job(fl_ctx.get_engine())
         except FieldError as error:
             handlers = fl_ctx.get_engine().handlers
             for where, part in list(_parts(fl_ctx)):

@@ -131,6 +131,15 @@ def require_options(recipe: Any) -> None:
         )
 
 
+def require_script(recipe: Any) -> None:
+    """Refuse a recipe whose script is not there: FLARE packs it into the job, even where a site trains by its own module."""
+    script = getattr(recipe, "train_script", None)
+    if isinstance(script, str) and not Path(script).exists():
+        accepted = "is no file here, and FLARE packs it into the job: name a script that exists (with a site's own "
+        accepted += "training an empty one will do, as it is not run)"
+        raise FieldError("train_script", script, accepted)
+
+
 def require_threads(env: Any) -> None:
     """Refuse a simulator with fewer threads than sites: it would replace the sites' processes and lose their ledgers."""
     if env.num_threads < env.num_clients:

@@ -34,6 +34,7 @@ from fedveil.engines.nvflare.recipe_parts import (
     replace_part,
     require_options,
     require_recipe,
+    require_script,
     require_threads,
     workflow_of,
 )
@@ -97,6 +98,7 @@ class Protection:
         """
         recipe = self.recipe
         require_options(recipe)
+        require_script(recipe)
         recipe._ensure_client_apps_prepared()
         server, sites = apps_of(recipe)
         self._require_quiet(server, sites)

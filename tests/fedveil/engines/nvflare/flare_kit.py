@@ -16,6 +16,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.f3.cellnet.registry import Registry
 from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
 from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 from nvflare.private.privacy_manager import Scope
@@ -105,6 +106,9 @@ class Engine:
 
     def get_workspace(self):
         return SimpleNamespace(get_run_dir=lambda job: str(self.folder / job))
+
+    def get_cell(self):
+        return SimpleNamespace(core_cell=SimpleNamespace(req_reg=Registry()))
 
     def get_clients(self):
         return self.clients

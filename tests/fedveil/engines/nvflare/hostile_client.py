@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 
 import nvflare.client as flare
 import torch
@@ -9,6 +10,16 @@ from nvflare.apis.analytix import AnalyticsDataType
 
 from hello_kit import SimpleNetwork
 from intruder_kit import SECRET, VALUE
+
+ODD = [
+    (AnalyticsDataType.SCALAR, VALUE * 1e300),
+    (AnalyticsDataType.SCALAR, int.from_bytes(SECRET.encode())),
+    (AnalyticsDataType.SCALARS, {SECRET: VALUE}),
+    (AnalyticsDataType.TEXT, SECRET),
+    (AnalyticsDataType.METRICS, {SECRET: VALUE}),
+    (AnalyticsDataType.PARAMETERS, {SECRET: VALUE}),
+    (AnalyticsDataType.IMAGE, torch.full((3,), VALUE).numpy()),
+]
 
 flare.init()
 site, difference = flare.get_site_name(), "diff" in sys.argv
@@ -18,6 +29,9 @@ while flare.is_running():
     logging.getLogger("hostile").error("%s %s", SECRET, VALUE)
     print(SECRET, VALUE, file=sys.stderr)
     flare.log(SECRET, VALUE, AnalyticsDataType.SCALAR)
+    for kind, value in ODD:
+        with suppress(Exception):
+            flare.log(SECRET, value, kind)
     if site == "site-3":
         raise RuntimeError(f"{SECRET} {VALUE}")
     if site == "site-2":

@@ -52,10 +52,13 @@ class Poc:
         Empty.
     privacy : dict
         By site, what stands in its privacy.json.
+    unguarded : tuple of str
+        Sites without `SiteGuard`.
     """
 
-    def __init__(self, folder, privacy):
+    def __init__(self, folder, privacy, unguarded=()):
         self.folder, self.privacy, self.names = folder / "poc", privacy, sorted(privacy)
+        self.unguarded = unguarded
         self.processes = {}
 
     def __enter__(self):
@@ -112,16 +115,19 @@ class Poc:
             (local / "privacy.json").write_text(json.dumps(self.privacy[name]))
             own = ["fedveil.engines.nvflare.executor.FedVeilExecutor"]
             own += [f"fedveil.engines.nvflare.swarm.Swarm{part}" for part in ("Peer", "Server")]
-            self._resources(local, own, allow_log_streaming=False)
+            self._resources(local, own, name not in self.unguarded, allow_log_streaming=False)
         own = ["fedveil.nvflare.FedVeilController"]
         self._resources(self.kits / "server" / "local", own)
 
-    def _resources(self, local, own, **changes):
+    def _resources(self, local, own, guarded=False, **changes):
         default = local / "resources.json.default"
         if not (local / "resources.json").exists():
             shutil.copy(default, local / "resources.json")
         values = json.loads((local / "resources.json").read_text())
         values.setdefault("class_allow_list", []).extend(own)
+        if guarded:
+            guard = {"id": "fedveil_site_guard", "path": "fedveil.nvflare.SiteGuard"}
+            values["components"].append(guard)
         (local / "resources.json").write_text(json.dumps({**values, **changes}))
 
     def _start(self, name, module, config, *options):

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.shareable import make_reply
+from nvflare.apis.shareable import Shareable, make_reply
 
 from fedveil.engines.lifetime import read_ledger
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.gdp import epsilon_of_mu
-from fedveil.nvflare import GaussianFilter, begin_ledger
+from fedveil.nvflare import GaussianFilter, TaskKeeper, begin_ledger
+from flare_kit import Site
 
 pytestmark = pytest.mark.nvflare
 SECRET = "patient 4711"
@@ -28,6 +30,7 @@ def context(folder, site="site-1", job="job-1"):
         get_engine=lambda: engine,
         get_identity_name=lambda default="": site,
         get_job_id=lambda default=None: job,
+        get_prop=lambda name: None,
     )
 
 
@@ -104,6 +107,33 @@ def test_nothing_else_leaves(tmp_path):
     assert dxo.get_meta_prop("NUM_STEPS_CURRENT_ROUND") == 1
     assert not dxo.data["note"].any()
     assert not dxo.data["steps"].any()
+
+
+class Adding(Executor):
+    """Training code that adds to all that FLARE sends beside a result."""
+
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        shareable.add_cookie("note", SECRET)
+        shareable.get_cookie_jar()["list"].append(SECRET)
+        for sticky in (False, True):
+            fl_ctx.set_prop(f"{SECRET}, {sticky}", 1, private=False, sticky=sticky)
+        fl_ctx.get_prop("public")["note"] = SECRET
+        return difference()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_training_code_adds_to_a_task_is_undone_with_a_keeper(kept, tmp_path):
+    one = Site("site-a", tmp_path, Adding(), [])
+    one.scope.add_task_result_filter(GaussianFilter(epsilon=8.0, rounds=1, seed=4), "out")
+    if kept:
+        one.scope.add_task_data_filter(TaskKeeper(), "in")
+    reply = one.do("train", Shareable())
+    sent = [reply, one.context.get_all_public_props()]
+    sent.append(one.engine.manager.new_context().get_all_public_props())
+    assert [SECRET in str(part) for part in sent] == [not kept] * 3
+    assert reply.get_return_code() == ReturnCode.OK
+    if kept:
+        assert reply.get_cookie_jar() == {"task": "cookie of the server", "list": []}
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf])

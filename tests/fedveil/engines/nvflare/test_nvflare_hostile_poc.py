@@ -20,6 +20,7 @@ from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe import ProdEnv
 
+from asker_kit import SHELL, Asker
 from fedveil.nvflare import FedVeilController, PrivacyFilter, ReleaseFilter
 from hello_kit import SITES, SimpleNetwork
 from intruder_kit import in_memory, planted
@@ -37,7 +38,7 @@ def poc(tmp_path_factory):
     kits = {site: privacy([scope("fedveil", **LOCAL), scope("open", **OPEN)]) for site in SITES}
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FEDVEIL_SEARCHED", str(folder))
-        with Poc(folder, kits) as running:
+        with Poc(folder, kits, unguarded=SITES[2:]) as running:
             running.searched = folder
             yield running
 
@@ -125,6 +126,37 @@ def test_nothing_planted_reaches_the_server(name, poc, tmp_path):
     assert rounds == expected, (status, poc.log(SITES[0], job)[-3000:], poc.tail())
     if expected:
         assert read > 50_000_000  # the process that combined was searched, once it had
+
+
+def test_commands_from_the_servers_process_reach_no_file_of_a_guarded_site(poc, tmp_path):
+    """The third site has no `SiteGuard`: so that nothing comes from the others means something."""
+    for site in SITES:
+        (poc.kits / site / "ward.csv").write_text(f"ward 4712 of {site}")
+        (poc.kits / site / "decoy").mkdir()
+    job = job_of(script())
+    job.to_server(Asker(SITES, str(poc.kits / "{}" / "ward.csv"), "decoy"), id="asker")
+    played(poc, job, tmp_path)
+    asked = json.loads((poc.folder / "seen.bin.asked").read_text())
+    for site in SITES[:2]:
+        for question in (*SHELL, "sys.info", "sys.report_env", "info.show_stats"):
+            assert asked[site][question].endswith("invalid_request"), (question, asked[site])
+        assert (poc.kits / site / "decoy").exists()
+        assert asked[site]["process_info"].endswith("None"), asked[site]
+    reading = [asked[SITES[2]][command] for command in SHELL]
+    assert all("ward" in text for text in reading), reading
+    assert "4712" in reading[0]
+    assert not (poc.kits / SITES[2] / "decoy").exists()
+    assert "Memory Usage" in asked[SITES[2]]["process_info"]
+    for site in SITES:
+        assert "client_name" in asked[site]["train.check_status"], asked[site]
+        assert "started" in asked[site]["check_status"], asked[site]
+        for question in (
+            "process_info of the job",
+            "config_vars of the job",
+            "show_stats",
+            "show_errors",
+        ):
+            assert asked[site][question].endswith("None"), (question, asked[site])
 
 
 def test_a_swarm_of_flares_own_is_stopped_at_each_site(poc):

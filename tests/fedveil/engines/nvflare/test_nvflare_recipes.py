@@ -166,6 +166,7 @@ def test_tracking_is_kept_under_central_trust_and_said_and_refused_under_local_t
         (lambda: hello(stop_cond="accuracy >= 0.9"), "recipe.stop_cond"),
         (lambda: hello(exclude_vars="out"), "recipe.exclude_vars"),
         (lambda: hello(model=Wide(8)), "model"),
+        (lambda: hello(train_script="not_there.py"), "train_script"),
         (lambda: object(), "recipe"),
     ],
 )
