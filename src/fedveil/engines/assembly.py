@@ -219,6 +219,13 @@ def require_undrawn(size: int, clients: int, method: methods.Method) -> None:
         )
 
 
+def require_counted(clients: int | None, method: methods.Method) -> None:
+    """Refuse a federation of whoever is connected under add/remove: its divisor would change with who belongs."""
+    if clients is None and method.server.relation == "add/remove":
+        accepted = "is needed under add/remove: the mean is divided by it, whoever belongs; or take zero-out"
+        raise FieldError("clients", None, accepted)
+
+
 def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:
     """Draw a round's cohort from `partitions` without replacement, in their order; the same under every engine."""
     if size > len(partitions):

@@ -155,7 +155,7 @@ class AppLoop:
             if error is not None and not isinstance(error, Exception):
                 return False
             if error is not None:
-                _LOG.error("the app's loop failed; its steps are made without it", exc_info=error)
+                self._tell(error)
                 note_failure(error)
             self._finish()
             self.trained = self._round.trained(self._trainer.read())
@@ -287,6 +287,14 @@ class AppLoop:
             parameter.grad = (
                 None  # without gradients the step moves nothing and leaves the optimiser's state
             )
+
+    def _tell(self, error: Exception) -> None:
+        """Write an error of the app's code into the site's own log."""
+        if self._taken < self._trainer.noisy.steps:
+            _LOG.error("the app's loop failed; its steps are made without it", exc_info=error)
+            return
+        told = "the app's code failed after its loop (%s); the loop's steps are the answer"
+        _LOG.warning(told, type(error).__name__, exc_info=error)
 
     def _finish(self) -> None:
         """Make the steps that the app skipped."""

@@ -244,10 +244,11 @@ class Exchange:
             raise
         answer = own.answer()  # what the code itself answers counts for nothing then
         if answer is not None:
+            if said := _error_in(reply):
+                _LOG.warning("the app answered with %s; its loop's steps are the answer", said)
             return answer
         if reply is None or reply.has_error():
-            said = "nothing" if reply is None else f"error {reply.error.code}: {reply.error.reason}"
-            raise FedVeilError(f"the client answered with {said}")
+            raise FedVeilError(f"the client answered with {_error_in(reply)}")
         return reply.content
 
     def _called_in_time(self, lent: Lent | None = None) -> RecordDict:
@@ -362,3 +363,10 @@ class Exchange:
         except Exception as error:  # from here on an error would reveal something about the data
             _LOG.error("round %d: the loss is the largest that is declared", round_, exc_info=error)
             return inf
+
+
+def _error_in(reply: Message | None) -> str:
+    """Return what is wrong with an app's answer; "" for an answer with content."""
+    if reply is None:
+        return "nothing"
+    return f"error {reply.error.code}: {reply.error.reason}" if reply.has_error() else ""

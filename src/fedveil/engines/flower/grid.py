@@ -115,12 +115,12 @@ class InProcessGrid(Grid):
         return replies
 
     def _require_success(self, asked: Sequence[Message]) -> None:
-        """Stop if every client answered by noise alone. A real server could not see this; a simulation should say it."""
+        """Stop if every client failed. A real server could not see this; a simulation should say it."""
         partitions = [self._partitions.get(message.metadata.dst_node_id) for message in asked]
         failures = {p: self._failures.pop(p, []) for p in partitions}
         if failures and all(failures.values()):
             said = {p: f"{type(seen[0]).__name__}: {seen[0]}" for p, seen in failures.items()}
-            raise NoReplyError(f"every client failed, and answered by noise alone; {said}")
+            raise NoReplyError(f"every client failed; {said}")
 
     def ask_node(self, message: Message) -> Message:
         partition = self._partitions[message.metadata.dst_node_id]

@@ -3,11 +3,20 @@
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedProx,
+    FedYogi,
+    Result,
+)
 from torch import Tensor
 
 from fedveil.accounting import count_of
@@ -26,6 +35,7 @@ MEANS = (
     FedAdam,
     FedYogi,
 )  # a strategy that inherits its combination from one of these is also a mean
+STATELESS = (FedAvg, FedProx)  # no round depends on what an earlier one left in the strategy
 SHADOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 STARTED = (
     "grid",
@@ -53,6 +63,9 @@ class WrappedStrategy(FedVeilStrategy):
 
     Sampled cohorts do not reduce the cost: every round costs each client in full, whether it was asked or not.
 
+    A killed run goes on (``resume=True`` of the folder) if the inner strategy is FedAvg or FedProx itself. Others have a
+    state that no folder holds.
+
     Parameters
     ----------
     inner : flwr.serverapp.strategy.FedAvg
@@ -75,13 +88,11 @@ class WrappedStrategy(FedVeilStrategy):
 
     def __init__(self, inner: FedAvg, *arguments: Any, **options: Any) -> None:
         _require_kept(inner)
-        for name, given in {
-            "done": options.get("done"),
-            "resume": _goes_on(options.get("folder")),
-        }.items():
-            if given:
-                accepted = "would forget the inner strategy's state, and its models are in no ledger: FedVeilStrategy "
-                accepted += "with a server optimiser of fedveil.aggregation goes on"
+        resumed = {"done": options.get("done"), "resume": _goes_on(options.get("folder"))}
+        for name, given in resumed.items():
+            if given and not _is_stateless(inner):
+                accepted = f"would forget the state of {type(inner).__name__}, which is in no ledger: FedAvg and FedProx "
+                accepted += "have none; FedVeilStrategy goes on with a server optimiser of fedveil.aggregation"
                 raise FieldError(name, given, accepted)
         super().__init__(*arguments, **options)
         if self.method.server.hypotheses != 1:
@@ -110,7 +121,7 @@ class WrappedStrategy(FedVeilStrategy):
             result = start(**dict(zip(STARTED, given, strict=True)))
         if not isinstance(result, Result):
             return result
-        self._result = result
+        self._result = _numbered(result, self.done)
         return None
 
     @contextmanager
@@ -141,13 +152,13 @@ class WrappedStrategy(FedVeilStrategy):
         self, step: str, least: int, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[dict[int, int], ConfigRecord]:
         """Return the nodes chosen by the inner strategy, by partition, and the config of its messages."""
-        arrays = self._shared(arrays)
+        arrays, number = self._shared(arrays), self.done + server_round
         connected = self._roster.nodes
         if len(connected) < least:
             why = f"{len(connected)} protected nodes are connected, and {type(self._inner).__name__} asks {least}"
-            raise NoReplyError(f"round {self.done + server_round}: {why}")
+            raise NoReplyError(f"round {number}: {why}")
         shown = _Shown(list(connected.values()))
-        messages = list(self._step(f"configure_{step}")(server_round, arrays, config, shown))
+        messages = list(self._step(f"configure_{step}")(number, arrays, config, shown))
         partitions = {node: partition for partition, node in connected.items()}
         told = [self._config_of(message, step, arrays) for message in messages]
         if any(one != told[0] for one in told):
@@ -198,13 +209,17 @@ class WrappedStrategy(FedVeilStrategy):
             raise self._refused("configure_train", "asks nobody")
         if self.method.noisy is not None:
             self.method.noisy.require_sites(len(nodes), "inner.fraction_train")
+        everybody = self._roster.partitions
+        if self.method.server.relation == "add/remove" and len(nodes) == len(self._roster.nodes):
+            return len(everybody), list(everybody), told  # who is absent counts as a zero update
         return len(nodes), list(nodes), told
 
     def _drawn(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, least: int
     ) -> tuple[int, list[int], ConfigRecord]:
         arrays, shown = self._shared(arrays), InProcessGrid({}, [{}] * max(least, 1))
-        messages = list(self._step("configure_train")(server_round, arrays, config, shown))
+        number = self.done + server_round
+        messages = list(self._step("configure_train")(number, arrays, config, shown))
         told = self._config_of(messages[0], "train", arrays) if messages else config
         return super()._cohort(server_round, arrays, told)
 
@@ -217,7 +232,7 @@ class WrappedStrategy(FedVeilStrategy):
         one = Message(content, SERVER_NODE, MessageType.TRAIN)
         measure, self._inner.train_metrics_aggr_fn = self._inner.train_metrics_aggr_fn, _nothing
         try:  # the metrics of clients are not in this reply
-            stepped, _ = self._step("aggregate_train")(server_round, [one])
+            stepped, _ = self._step("aggregate_train")(self.done + server_round, [one])
         finally:
             self._inner.train_metrics_aggr_fn = measure
         if stepped is None:
@@ -252,7 +267,8 @@ class WrappedStrategy(FedVeilStrategy):
             return super()._evaluated(server_round, released, figures)
         replies = [_metrics_of(releases) for _, releases in sorted(released.items())]
         messages = [Message(content, SERVER_NODE, MessageType.EVALUATE) for content in replies]
-        metrics: MetricRecord | None = self._step("aggregate_evaluate")(server_round, messages)
+        number = self.done + server_round
+        metrics: MetricRecord | None = self._step("aggregate_evaluate")(number, messages)
         return metrics
 
 
@@ -301,6 +317,20 @@ def _require_kept(inner: FedAvg) -> None:
 
 def _nothing(contents: list[RecordDict], key: str) -> MetricRecord:
     return MetricRecord()
+
+
+def _is_stateless(inner: FedAvg) -> bool:
+    """Return whether a strategy that begins in a later round does what one does that began in the first."""
+    return type(inner) in STATELESS and not vars(inner).keys() & {"start", *SHADOWED}
+
+
+def _numbered(result: Result, done: int) -> Result:
+    """Return a result whose metrics have the numbers of the run's rounds, of which `done` came before."""
+    for field in fields(result):
+        found = getattr(result, field.name)
+        if isinstance(found, dict):
+            setattr(result, field.name, {done + number: found[number] for number in found})
+    return result
 
 
 def _goes_on(folder: Any) -> str:

@@ -15,6 +15,7 @@ from fedveil.accounting import Guarantee, SpendFilter
 from fedveil.engines.assembly import (
     AnyMethod,
     draw_cohort,
+    require_counted,
     require_undrawn,
     resolve_method,
     several,
@@ -62,7 +63,8 @@ class FedVeilStrategy(Strategy):
         shuffled within each array, which is as good a start if the arrays are freshly initialised.
     clients : int, optional
         Number of clients of the federation, partitions 0, 1, ...; the first round waits for all. Default: the first
-        round begins with `min_clients` clients, and all clients connected then form the federation.
+        round begins with `min_clients` clients, and all clients connected then form the federation. It is needed under
+        add/remove, whose mean is divided by it; a client that is absent counts as a zero update.
     clients_per_round : int, optional
         Size of a round's cohort, drawn by partition without replacement. Default: all clients. Each round costs each
         client in full, whether it was asked or not; under add/remove a drawn cohort is refused.
@@ -150,6 +152,7 @@ class FedVeilStrategy(Strategy):
         standing = self._standing = None if folder is None else folder.standing
         if standing is not None:
             self.done = standing.round
+        require_counted(clients, planned)
         wanted = (self.method.server.hypotheses, self.layout.size)
         if initial is not None and initial.shape != wanted:
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")
@@ -224,6 +227,8 @@ class FedVeilStrategy(Strategy):
     ) -> Result:
         """Run all planned rounds, as Flower's ``Strategy.start`` does; `num_rounds` may be left out.
 
+        A run that goes on counts its rounds from its beginning; `evaluate_fn` and the result have these numbers.
+
         If a budget is used up after the first round, the run ends normally. The result holds the last model, and
         `stopped` the reason.
 
@@ -247,7 +252,8 @@ class FedVeilStrategy(Strategy):
         self._nodes.timeout = timeout
         self._take_beside(initial_arrays)
 
-        def measured(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        def measured(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            number = self.done + server_round
             metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
             if metrics is not None:
                 self._result.evaluate_metrics_serverapp[number] = metrics
@@ -397,7 +403,7 @@ class FedVeilStrategy(Strategy):
         if self._on_round is not None:
             self._on_round(log)
         metrics = MetricRecord({**self._told(log), **log.report, **counts})
-        self._result.train_metrics_clientapp[server_round] = metrics
+        self._result.train_metrics_clientapp[log.number] = metrics
         if log.number == self.rounds:  # an app's own loop may not come back
             self._end()
         return self._arrays(self.models), metrics
@@ -449,7 +455,7 @@ class FedVeilStrategy(Strategy):
             return None
         metrics = self._evaluated(server_round, released, figures)
         if metrics is not None:
-            self._result.evaluate_metrics_clientapp[server_round] = metrics
+            self._result.evaluate_metrics_clientapp[number] = metrics
         return metrics
 
     def _evaluated(

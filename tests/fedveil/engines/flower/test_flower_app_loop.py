@@ -1,5 +1,6 @@
 """A Flower app's own loop: the node answers with FedVeil's steps, whatever the train function returns."""
 
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -97,6 +98,37 @@ def goes_on(net, optimizer):
 )
 def test_what_leaves_is_the_loops_alone(train):
     assert torch.equal(play(train), play(epochs))
+
+
+def fails_afterwards(net, optimizer):
+    epochs(net, optimizer)
+    raise KeyError("patient-4711")
+
+
+def stops_early(net, optimizer):
+    for x, y in app_loop(net, optimizer, (X, Y)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        if len(y) != 2:  # the made-up batch has two rows
+            raise KeyError("patient-4711")
+
+
+@pytest.mark.parametrize(
+    ("train", "level", "said"),
+    [
+        (fails_afterwards, "WARNING", "KeyError"),
+        (answers_with_an_error, "WARNING", "error 7"),
+        (stops_early, "ERROR", "failed"),
+    ],
+)
+def test_a_failure_after_the_loop_is_logged_at_the_site_as_one(train, level, said, caplog):
+    caplog.set_level("WARNING", "flwr")
+    with suppress(NoReplyError):  # a simulation ends with an exception of every client
+        play(train)
+    found = [r for r in caplog.records if said in r.getMessage() and r.levelname == level]
+    assert found
+    assert all("patient-4711" not in r.getMessage() for r in found)
 
 
 def never(net, optimizer):

@@ -13,7 +13,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedveil.errors import FieldError, NoReplyError
-from fedveil.flower import WrappedStrategy, from_arrays, privacy_mod, run_in_process, to_arrays
+from fedveil.flower import (
+    InProcessGrid,
+    WrappedStrategy,
+    from_arrays,
+    privacy_mod,
+    run_in_process,
+    to_arrays,
+)
 from fedveil.methods import build
 from test_flower_strategy import LAYOUT
 
@@ -196,15 +203,43 @@ def test_no_draw_of_clients_lowers_the_cost(make, options):
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
 def test_under_add_remove_a_drawn_cohort_is_refused(fraction):
     method = build("global", noise_multiplier=1e-3, clip=100.0, relation="add/remove")
-    if fraction == 1.0:
-        trained, _, strategy, _ = play(flower.FedAvg(), method)
-        assert len(trained) == 24
-        assert strategy.guarantee.proven
-        drawn = {"clients_per_round": 3}
-    else:
-        drawn = {}
+    drawn = {"clients_per_round": 3} if fraction == 1.0 else {}
     with pytest.raises(FieldError, match="relation"):
-        play(flower.FedAvg(fraction_train=fraction), method, **drawn)
+        play(flower.FedAvg(fraction_train=fraction), method, clients=6, **drawn)
+
+
+class Leaving(InProcessGrid):
+    """A grid whose last node leaves after the first round."""
+
+    rounds = ()
+
+    def get_node_ids(self):
+        connected = sorted(super().get_node_ids())
+        return connected[:-1] if self.rounds else connected
+
+
+def test_under_add_remove_the_mean_is_over_the_clients_that_are_planned():
+    """One who leaves changes neither divisor nor noise; of whoever is connected, both would change."""
+    method = build("global", noise_multiplier=1e-3, clip=100.0, relation="add/remove")
+    trained, server = [], ServerApp()
+    strategy = WrappedStrategy(
+        flower.FedAvg(), method, LAYOUT, rounds=3, seed=1, patience=0.1, clients=4
+    )
+    grid = Leaving(clients(method, trained, []), [{"partition-id": i} for i in range(4)])
+    grid.rounds = strategy.history
+
+    @server.main()
+    def main(grid, context):
+        strategy.start(
+            grid, to_arrays(LAYOUT, torch.zeros(6)), train_config=ConfigRecord({"lr": 1.0})
+        )
+
+    run_in_process(server, grid=grid)
+    assert [len(log.used) for log in strategy.history] == [4, 3, 3]
+    assert [log.spend.scale for log in strategy.history] == [(pytest.approx(1e-3 * 100 / 4),)] * 3
+    assert strategy.guarantee.proven
+    with pytest.raises(FieldError, match="clients"):
+        WrappedStrategy(flower.FedAvg(), method, LAYOUT, rounds=3)
 
 
 def test_under_local_trust_no_metric_leaves_and_nobody_evaluates(tmp_path):

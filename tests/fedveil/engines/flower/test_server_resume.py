@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from flwr.app import ConfigRecord
+from flwr.serverapp.strategy import FedAvg
 from safetensors.torch import load_file
 
 from fedveil.accounting import Filter, Ledger, ParticipationFilter, Release, digest
@@ -91,6 +92,45 @@ def test_models_optimiser_and_account_are_those_of_a_run_that_was_never_killed(t
     assert len(ledger_of(tmp_path / "run").entries) == 5
 
 
+def test_an_app_with_plain_averaging_goes_on_and_counts_its_rounds_from_the_beginning(tmp_path):
+    def wrapped(name, resume=False):
+        folder = ServerFolder(tmp_path / name, resume=resume)
+        return WrappedStrategy(
+            FedAvg(), ADAM, LAYOUT, rounds=5, seed=1, evaluate=False, folder=folder
+        )
+
+    whole = wrapped("whole")
+    run(whole, sites(ADAM))
+    with pytest.raises(Killed):
+        run(wrapped("run"), sites(ADAM), evaluate_fn=until(3)[1])
+    second, measured, told = wrapped("run", resume=True), [], []
+
+    def noted(message, context, call_next):
+        told.append(message.content.get("config", {}).get("server-round"))
+        return call_next(message, context)
+
+    result = run(
+        second,
+        app(mods=[noted, privacy_mod(LAYOUT, ADAM)]),
+        evaluate_fn=lambda number, arrays: measured.append(number),
+    )
+    assert torch.equal(second.models, whole.models)
+    assert measured == [3, 4, 5]
+    assert [number for number in told if number] == [4] * 3 + [5] * 3
+    assert list(result.train_metrics_clientapp) == [4, 5]
+
+
+def test_a_strategy_that_was_changed_by_hand_does_not_go_on(tmp_path):
+    """Its own step may remember, as a class below FedAvg may."""
+    killed(tmp_path / "run", 2)
+    inner = FedAvg()
+    inner.configure_train = lambda *arguments: []
+    with pytest.raises(FieldError, match="resume"):
+        WrappedStrategy(
+            inner, ADAM, LAYOUT, rounds=5, folder=ServerFolder(tmp_path / "run", resume=True)
+        )
+
+
 def test_with_secure_noise_no_round_that_is_stored_is_charged_again_and_one_that_is_lost_is(
     tmp_path,
 ):
@@ -99,7 +139,7 @@ def test_with_secure_noise_no_round_that_is_stored_is_charged_again_and_one_that
     stored = (folder / "checkpoint" / "round.safetensors").read_bytes()
     killed_again = strategy(folder, resume=True, seed=None)
     with pytest.raises(Killed):
-        run(killed_again, app(method=ADAM), evaluate_fn=until(1)[1])
+        run(killed_again, app(method=ADAM), evaluate_fn=until(4)[1])
     (folder / "checkpoint" / "round.safetensors").write_bytes(
         stored
     )  # round 4 is in the ledger, its models are lost
@@ -299,7 +339,7 @@ def test_a_page_of_a_run_that_was_killed_says_so_and_counts_all_that_was_charged
     if lost:
         stored = (folder / "checkpoint" / "round.safetensors").read_bytes()
         with pytest.raises(Killed):
-            run(strategy(folder, resume=True, seed=None), app(method=ADAM), evaluate_fn=until(1)[1])
+            run(strategy(folder, resume=True, seed=None), app(method=ADAM), evaluate_fn=until(4)[1])
         (folder / "checkpoint" / "round.safetensors").write_bytes(stored)
     write_report(gather([folder], [], None, None), tmp_path / "report")
     report = json.loads((tmp_path / "report" / "report.json").read_text())

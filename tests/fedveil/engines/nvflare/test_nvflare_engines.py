@@ -137,6 +137,14 @@ def test_a_job_that_cannot_learn_at_its_noise_says_so(method, parameters, tmp_pa
     assert any("hopeless" in line for line in warned)
 
 
+def test_under_add_remove_a_drawn_cohort_is_refused(tmp_path):
+    own = {"method": "global", "parameters": {"relation": "add/remove", "noise_multiplier": 1.0}}
+    sites = sites_of(tmp_path, **own)
+    found = run(tmp_path, sites, clients_per_round=2, **own)
+    assert "relation" in found.engine.panics[0]
+    assert [site.executor.trained for site in sites] == [0, 0, 0]
+
+
 def test_results_that_do_not_fit_into_memory_end_the_job_before_anybody_trains(
     tmp_path, monkeypatch
 ):
