@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -10,6 +11,7 @@ from typing import Any
 
 from benchmarks.first_foresight import table as foresight
 from benchmarks.records import ROOT
+from fedveil.accounting.planning import ENOUGH
 
 FOLDER = ROOT / "results" / "first-settings"
 GAIN = 0.05  # of a best setting over chance, below which there is no share to speak of
@@ -35,7 +37,13 @@ def tables(cells: Mapping[str, Any]) -> str:
     return "\n\n".join(
         [
             "\n".join(part)
-            for part in (_shares(cells), _defaults(cells), foresight(cells), _parts(cells))
+            for part in (
+                _shares(cells),
+                _defaults(cells),
+                _whole_clients(cells),
+                foresight(cells),
+                _parts(cells),
+            )
         ]
     )
 
@@ -109,6 +117,27 @@ def _defaults(cells: Mapping[str, Any]) -> Iterator[str]:
         where = f"{cell['set']}, {cell['unit']}, {cell['sum']}"
         size = f"{cell['rows']}, {cell['clients']}"
         yield f"| {where} | {size} | {cell['chance']:.3f} | {' | '.join(shown)} | {plain} |"
+
+
+def _whole_clients(cells: Mapping[str, Any]) -> Iterator[str]:
+    """Each setting of whole clients: its noise/signal, and the share that it keeps of the gain without privacy."""
+    yield f"`plan` and `advise` call noise/signal up to 1 possible, and above {1 / ENOUGH:.1f} hopeless."
+    yield ""
+    yield "| whole clients, epsilon | noise/signal over all rounds | share of the gain without privacy |"
+    yield "|---|---|---|"
+    rows = []
+    for cell in cells.values():
+        if cell["unit"] != "client":
+            continue
+        outputs = cell["shape"]["classes"] or 1
+        parameters = outputs * (cell["shape"]["inputs"] + 1)
+        plain = fmean(run["score"] for run in cell["defaults"]["no privacy"]) - cell["chance"]
+        for label, pull in cell["pulls"].items():
+            gain = fmean(run["score"] for run in cell["defaults"][label]) - cell["chance"]
+            where = f"{cell['set']}, {label.rpartition(' ')[2]}"
+            rows.append((math.sqrt(parameters) / pull, where, gain / plain))
+    for ratio, where, share in sorted(rows):
+        yield f"| {where} | {ratio:.2f} | {share:.2f} |"
 
 
 def _shown(runs: list[dict[str, Any]]) -> str:
