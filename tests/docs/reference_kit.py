@@ -32,12 +32,11 @@ HEAD = """# Configuration
 Every key of an experiment's TOML file. [The tutorial](tutorial.md) has a first file; `--set local.epochs=2` changes one
 key on the command line. A key stands with its default, or with the kind of its value in brackets. Keys that
 `fedveil-studies` adds stand on [its own page](../studies/configuration.md).
-`python tests/docs/test_configuration_page.py` writes both pages from the schema.
 """
 STUDIES_HEAD = """# Configuration keys of fedveil-studies
 
 Keys of the data sets, networks and the method that this package adds to
-[an experiment's file](../docs/configuration.md). `python tests/docs/test_configuration_page.py` writes this page.
+[an experiment's file](../docs/configuration.md).
 """
 
 COMMON = {  # of models, rules and behaviours whose docstrings name them in a sentence
@@ -66,13 +65,10 @@ COMMON = {  # of models, rules and behaviours whose docstrings name them in a se
 }
 
 
+_INTERNAL = {"world"}  # tables that only a command writes: an audit, for each of its runs
 _SAID = {  # of a table, below its keys
-    "world": [
-        "An audit of participation writes this table into the configuration of each of its runs.",
-        "",
-    ],
     "privacy": [
-        "A promise may change with every key of its method, unless the line below the method's keys names it. It also",
+        "Every key of a method may change its promise, except those in the method's line *No promise changes with*. It also",
         "depends on `rounds`, `clients_per_round`, `data.clients`, `data.person`, `data.made_up_people`,",
         "`data.validation`, `read_off`, `stopping`, and on the tables `[publish]`, `[source]` and `[privacy.budget]`;",
         "under a trusted server also on `[aggregator]`.",
@@ -97,6 +93,8 @@ def pages() -> str:
     """The whole reference, as Markdown."""
     lines = [HEAD, "## Top level", "", *_table(_of_section(Config))]
     for title, owner in [*_tables(Config), *_added_tables()]:
+        if title in _INTERNAL:
+            continue
         rows = (
             _of_section(owner)
             if issubclass(owner, BaseModel)
@@ -125,7 +123,7 @@ def studies_pages() -> str:
 def _of_registry(label: str, named: Named, studies: bool) -> list[str]:
     """A table of keys for each name; a key that an earlier table explains in the same words is only named."""
     lines: list[str] = []
-    bare: list[str] = []
+    bare: list[str] = []  # of names without keys
     first: dict[tuple[Any, ...], str] = {}
     for name, (owner, options) in named.items():
         rows = _of_owner(owner, options)
@@ -134,18 +132,34 @@ def _of_registry(label: str, named: Named, studies: bool) -> list[str]:
         if not shown:
             continue
         if not options:
-            bare.append(f"`{name}`")
+            bare.append(f"- `{name}`: {_saying(label, name, owner)}")
             continue
         new = [row for row in rows if origin[row[0]] == name]
-        lines += [f"### {label} `{name}`", ""]
+        lines += [f"### {label} `{name}`", "", _saying(label, name, owner), ""]
         lines += _table(new) if new else []
-        for earlier in dict.fromkeys(origin.values()):
+        shared = []
+        for earlier in dict.fromkeys(where for where in origin.values() if where != name):
             keys = ", ".join(f"`{key}`" for key, where in origin.items() if where == earlier)
-            lines += [f"As in `{earlier}`: {keys}.", ""] if earlier != name else []
+            shared.append(f"as in `{earlier}`: {keys}")
+        lines += [f"A{'; '.join(shared)[1:]}.", ""] if shared else []
         if label == "method":
             lines += _without_promise(name, options)
-    lines += [f"Without keys of their own, {label}: {', '.join(bare)}.", ""] if bare else []
+    lines += [f"Without keys of their own, {label}:", "", *bare, ""] if bare else []
     return lines
+
+
+def _saying(label: str, name: str, owner: Any) -> str:
+    """Say in a sentence what a name stands for: its line for lists, or the first line of its docstring."""
+    if label == "method":
+        text = METHODS[name].summary
+    elif label == "data set":
+        text = SOURCES[name].description
+    else:
+        text = " ".join((inspect.getdoc(owner) or "").split("\n\n")[0].split())
+        text = re.sub(
+            r" \([^()]*(arXiv|\d{4})[^()]*\)", "", text
+        )  # the source stands in the docstring
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
 
 
 def _without_promise(name: str, options: Mapping[str, Option]) -> list[str]:

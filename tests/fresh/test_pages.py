@@ -26,7 +26,6 @@ PROGRAMS = {
 BECOMES = {"fedveil node start": "becomes a SuperNode, which needs a SuperLink (tests/deploy)"}
 STARTS = {  # beginnings of commands, each of which is refused here, in a line
     "fedveil apply": "needs a run of a model of pages (tests/fedveil/data/test_documents.py)",
-    "fedveil audit metric-privacy-cia": "needs the papers' images",
     "fedveil compare metric-privacy-homogeneous": "needs the papers' images",
     "fedveil reproduce metric-privacy --table 5 --row fedavg --scale": "needs the papers' images",
     "fedveil reproduce metric-privacy --table 5 --table": "needs the papers' images",
@@ -57,8 +56,6 @@ PARTS = {  # blocks of code, by their first lines
     "GaussianFilter(": "a part of a job (test_nvflare_gaussian.py)",
     "import fedveil.nvflare\nfrom nvflare.app_opt": "a part of a job with the reader's network (test_nvflare_recipes.py)",
     "recipe = SwarmLearningRecipe(": "a part of a job with the reader's network (test_nvflare_swarm.py)",
-    "fedveil.nvflare.protect(recipe": "a part of a job with the reader's recipe (test_nvflare_recipes.py)",
-    "with LifetimeLedger(": "a part of a program, with `...` in it",
     "import torch\nfrom flwr.app import Message\n": "a client's app (test_secure_sum_app.py)",
     "import torch\nfrom flwr.app import ArrayRecord\n": "its server's app (test_secure_sum_app.py)",
     "import fedveil as fv\n\nmodel = Net()": "a part of a program with the reader's network (test_lora.py)",
@@ -90,7 +87,6 @@ SHOWN = {  # blocks that are neither, by their first lines
 INSTEAD = {
     "/srv/ward-7": "ward-7",
     "/second-disk/heads": "heads",
-    "/secure/": "",
     " examples/nvflare-job": f" {ROOT}/examples/nvflare-job",
     " examples/recorded": f" {ROOT}/examples/recorded",
     " examples/nvflare-hello": f" {ROOT}/examples/nvflare-hello",

@@ -32,12 +32,8 @@ def load_documents(
     Parameters
     ----------
     path : str or Path
-        Folder in one of these forms. ``images`` and ``masks``: a mask has the name of its image (any suffix; values
-        other than 0 mean tampered). Optionally ``sensitive``: one folder for each kind of content, with masks of the
-        pixels that show this kind (no mask: none). Or the ``data.mdb`` of DocTamper (needs lmdb; no ``sensitive``). Or
-        T-SROIE's: images, and a JSON file such as ``sroie_train_1011.json`` with outlines of forged words
-        (``category_id`` 2); images not in the JSON file are left out. Or folders ``train`` and optionally ``test``,
-        each in one of these forms.
+        Folder with ``images`` and ``masks`` (and ``sensitive``), DocTamper's ``data.mdb``, or T-SROIE's images and JSON
+        file. Or folders ``train`` and ``test`` of such a form (docs/data.md has each).
     tile : int
         Height and width in pixels; smaller documents are refused.
     tiles : int

@@ -49,12 +49,10 @@ class LocalTraining(Parameters):
         Schedule of the rate within a round. "cosine": the rate rises over the first tenth of the steps, then falls to 0
         along half a cosine. So an optimiser with a fresh state takes no long first step.
     loss : {"cross_entropy", "mse", "rmse", "l1", "huber", "poisson", "bce", "hazards", "dice", "soft_dice"}
-        Mean over the batch; rmse is the root of the batch's mean squared error. Or a loss of yours: a function
-        ``loss(outputs, y)`` that returns the batch's mean, its name in `fedveil.learning.LOSSES`, or
-        ``"package.module:function"``. Options follow a name: ``"cross_entropy(weight=[1, 3], label_smoothing=0.1)"``,
-        ``"bce(pos_weight=[2.0])"``, ``"huber(delta=0.5)"``. Record and person level allow all of these names but
-        "rmse", a PyTorch loss with ``reduction="mean"``, or `fedveil.learning.example_loss` of your own. Class weights
-        are declared and public. The metric ``loss`` is this loss.
+        Mean over the batch; rmse is the root of the batch's mean squared error. Options follow a name, declared and
+        public: ``"cross_entropy(weight=[1, 3])"``. Or a loss of yours: a function ``loss(outputs, y)`` that returns the
+        batch's mean, its name in `fedveil.learning.LOSSES`, or ``"package.module:function"``. Record and person level
+        allow the names but "rmse", a PyTorch loss with ``reduction="mean"``, or `fedveil.learning.example_loss`.
     class_weights : sequence of float
         Weight of each class at record and person level, declared and public. An example's *clipped* gradient is
         multiplied by its weight over the largest weight, so the promise stays the same. The clip would undo weights

@@ -84,8 +84,8 @@ class CentralNoise(AroundRule, ABC):
     order : {"formal", "printed"}
         Place of the noise.
     step_from : {"released", "own"}
-        Start of a server optimiser's step in the printed order: the released model, or the server's own model without
-        noise, as in Flower's former strategies. Clients always start from the released model.
+        Where a server optimiser's step begins in the printed order: at the released model, or at the server's own model
+        without noise (as in Flower's former strategies).
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring cohorts of the guarantee.
     noise : str

@@ -173,8 +173,8 @@ class Clusters(ServerDefaults):
     hypotheses : int
         k, the number of models.
     divide : int
-        Number of consecutive rounds without a member after which a hypothesis takes over half of the largest cluster.
-        0: never, as in the paper; if one hypothesis gets all clients at the start, it then keeps them.
+        Rounds without a member after which a hypothesis takes over half of the largest cluster; 0: never, as in the
+        paper.
     """
 
     hypotheses: Hypotheses = 2  # type: ignore[misc]

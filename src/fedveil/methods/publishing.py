@@ -51,7 +51,7 @@ class Publishing(Parameters):
     noise_multiplier : float
         z of the noised metrics: a round costs mu = 1 / z (replace-one 2 / z).
     loss_range : float
-        Declared largest loss of a client, in the units of the loss. Do not choose it by looking at private losses.
+        Declared largest loss, in units of the loss: losses are cut to it. Never read it off private losses.
 
     Raises
     ------

@@ -40,13 +40,13 @@ class Stopping(Section):
     sample
         validation clients asked at a time; left out: all
     min_delta
-        least fall of the loss that counts as better, in units of the loss
+        least fall of the loss that counts as better, in units of the loss (nothing to do with the promise's delta)
     losses
         noised, at a cost, or in the clear, without a promise to those clients
     noise_multiplier
         z: deviation of a loss's noise over its range; above 0
     loss_range
-        R: losses are cut to [0, R], in units of the loss
+        declared largest loss, in units of the loss: losses are cut to it; never read off private losses
     releases
         losses that one client releases at most; at least 1
     """

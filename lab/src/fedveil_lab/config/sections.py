@@ -99,17 +99,17 @@ class Data(OpenSection):
     min_size
         fewest examples of a client
     counts
-        examples of each class, a list a client
+        examples of each class: one list for each client
     holdout
         held-out share of each client's examples, 0 to below 1
     region
         what is sensitive in each example: top, left, bottom, right in pixels, or several such; or names of a table's
         columns. `unit = "region"` protects it, and other methods score layers on the pixels
     blanked
-        value that replaces the region in all examples, also in those that models are measured on: what region level has
-        to beat, without noise
+        constant that replaces the region in all examples, test examples too; a baseline without noise for
+        `unit = "region"`
     sensitive
-        kinds of sensitive pixels that the set knows, a list a client, in turn
+        which of the set's kinds of marks each client uses: one list for each client; they repeat if there are more clients
     pixel_noise
         deviation of noise on the sensitive pixels that clients train on: a baseline, no guarantee
     made_up_people

@@ -190,8 +190,10 @@ class Backdoor(Behaviour):
 
     Parameters
     ----------
-    target, classes : int
-        Target class, and number of classes.
+    target : int
+        Target class.
+    classes : int
+        Number of classes.
     size : int
         Side of the square patch, in pixels.
     value : float

@@ -184,7 +184,7 @@ class LyingBudget(Around):
     clip : float
         Clip C, which the server could check.
     sigma : float
-        Standard deviation of the noise: that for epsilon_max (the client claims a similarity of 1), or 0 for none.
+        Deviation of the noise that the client really adds; 0: none. It claims the noise for a similarity of 1.
     of : Behaviour
         Behaviour that trains the sent update.
     """
