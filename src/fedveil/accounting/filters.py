@@ -74,7 +74,13 @@ class Filter:
         return self._admit(compose_mu((self.spent, require_non_negative("mu", mu))), self._rho)
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge a spend by its mu or rho; a spend without either, or of another unit or relation, is refused."""
+        """Charge a spend by its mu or rho and return True if the budget allows it; otherwise return False.
+
+        Raises
+        ------
+        FieldError
+            If the spend has neither, or another unit or relation than those before.
+        """
         self._kind = same_kind(self._kind, spend)
         if isinstance(spend.guarantee.bound, ZCDP):
             return self.admit_rho(spend.guarantee.bound.rho)
@@ -176,7 +182,7 @@ class LeakageFilter:
         return True
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge a spend by its leakage."""
+        """Charge a spend by its leakage and return True if the cap allows it; otherwise return False."""
         if spend.leakage is None:
             raise FieldError(
                 "filter",

@@ -56,7 +56,7 @@ def read_by(command: str, config: str) -> Callable[..., Any]:
 @click.option(
     "--rounds",
     type=int,
-    help="[promise] Number of rounds. With --epsilon and --noise-multiplier and no --rounds: the answer is the largest number.",
+    help="[promise] Number of rounds. Without it, --epsilon and --noise-multiplier give the most rounds.",
 )
 @click.option(
     "--clients",
@@ -84,9 +84,9 @@ def read_by(command: str, config: str) -> Callable[..., Any]:
     help="[promise] How two neighbouring data sets differ: zero-out (default), add/remove or replace-one.",
 )
 def plan(config: str | None, **options: Any) -> None:
-    """Compute the noise for an epsilon, or the epsilon of a noise.
+    """Compute the noise that a server adds for an epsilon, or the epsilon of that noise (method "global").
 
-    For noise that the server adds. It also says whether a model of that size can still learn.
+    It also says whether a model of that size can still learn. For other methods: fedveil advise.
 
     A CONFIG gives rounds, clients, clip, noise (or epsilon) and relation; options replace them. A configuration is refused
     if its run also releases other things, such as metrics, or may stop early.

@@ -24,7 +24,7 @@ BOOK = "The ledger, FOLDER/DATASET.jsonl: its name is the data set's."
 
 @click.group("ledger", no_args_is_help=True)
 def ledger() -> None:
-    """Keep the lifetime ledger of a data set."""
+    """Begin, show, check or close the lifetime ledger of a data set."""
 
 
 @ledger.command("begin", cls=Command)
@@ -330,7 +330,7 @@ KEY_FILE = "The key's file, mode 0600; it never leaves the site."
 
 @click.group("keys", no_args_is_help=True)
 def keys() -> None:
-    """Keep a site's key for the secure sums of one study."""
+    """Make, show or end a site's key for the secure sums of one study."""
 
 
 @keys.command("new", cls=Command)

@@ -100,7 +100,9 @@ class Warnings:
         if over_the_run > 1 / ENOUGH:
             mean = "round's mean" if noisy is None else "step's mean gradient"
             together = f", of all {steps} together {over_the_run:.3g} times" if steps > 1 else ""
-            long = f"the noise on a {mean} is {ratio:.3g} times as long as that mean can be{together}"
+            long = (
+                f"the noise on a {mean} is {ratio:.3g} times as long as that mean can be{together}"
+            )
             ways = f"{', '.join(self._ways())}; fedveil advise ranks them"
             self.say("noise", f"{long}: hopeless beyond {1 / ENOUGH:.1f}. What helps: {ways}")
         if 0 < longest * FAR <= clip and ratio * clip > ENOUGH * longest:

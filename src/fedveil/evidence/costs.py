@@ -111,7 +111,9 @@ def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
         ("for an attacker", meaning_of_mu(plan.mu).describe()),
     ]
     if plan.signal_to_noise is not None:
-        meaning = f"length of all rounds' noise over that of all updates, {plan.dimension:,} parameters"
+        meaning = (
+            f"length of all rounds' noise over that of all updates, {plan.dimension:,} parameters"
+        )
         rows.append(("noise/signal", f"{1 / plan.signal_to_noise:.3g}: {meaning}"))
     rows.append(("advice", plan.advice()))
     rows += [("warning", warning) for warning in plan.warnings]

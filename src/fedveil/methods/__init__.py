@@ -7,6 +7,7 @@ from typing import Any
 from fedveil.aggregation import Aggregator
 from fedveil.errors import FieldError, kind_of, nearest, require_a
 from fedveil.methods.central import STEPS as STEPS
+from fedveil.methods.central import CentralNoise as CentralNoise
 from fedveil.methods.central import CentralState as CentralState
 from fedveil.methods.contract import ClientSide as ClientSide
 from fedveil.methods.contract import Method as Method

@@ -25,7 +25,9 @@ from fedveil.methods.central import CentralNoise
 
 @dataclass(frozen=True)
 class GlobalDP(CentralNoise):
-    """Global DP: Gaussian noise of a fixed scale on the server's aggregate. `CentralNoise` describes the other parameters.
+    """Global DP: Gaussian noise of a fixed scale on the server's aggregate.
+
+    `fedveil.methods.CentralNoise` describes the other parameters: `aggregator`, `clip`, `order`, `relation`, `noise`.
 
     Parameters
     ----------

@@ -83,7 +83,10 @@ class GroupPrivacy(ClientDefaults):
         }
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """Return the cost of taking part: heuristic, with the public leakage n / nu, the same every time."""
+        """Return the cost of taking part, the same every time: a heuristic with the public leakage n / nu.
+
+        With a `radius` r it is a conditional promise: epsilon = n / (nu r) for each unit of distance.
+        """
         return self._spend((), broadcast)
 
     def protect(

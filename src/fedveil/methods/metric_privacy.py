@@ -28,7 +28,9 @@ OUTLIER = 10.0  # updates longer than this many medians are left out of the dist
 
 @dataclass(frozen=True)
 class MetricPrivacy(CentralNoise):
-    """Metric privacy: server noise divided by a distance between models. `CentralNoise` describes the other parameters.
+    """Metric privacy: server noise divided by a distance between models.
+
+    `fedveil.methods.CentralNoise` describes the other parameters: `aggregator`, `clip`, `order`, `relation`, `noise`.
 
     Parameters
     ----------

@@ -51,7 +51,8 @@ SUMS: dict[str, type[NoSum]] = {"none": NoSum, "trusted": TrustedShares, "secure
 class RecordDP(RecordPromise, ClientDefaults):
     """Method for record- and person-level privacy: DP-SGD in each silo.
 
-    `RecordPromise` describes the parameters of the promise. The parameters below change only models, not the promise.
+    `fedveil.methods.RecordPromise` describes the parameters of the promise, such as `epsilon`, `clip`, `sum` and `unit`. The
+    parameters below change only models, not the promise.
     Under ``relation="add/remove"`` the default of `most` is twice the planned number of a silo.
 
     Parameters

@@ -147,7 +147,7 @@ def apply(
         float, typer.Option(metavar="P", help="Probability from which a pixel counts as tampered.")
     ] = 0.5,
 ) -> None:
-    """Mark what a run's model finds on scans.
+    """Mark the forgeries that a run's model finds on scans.
 
     Writes drawings with tampered pixels in red, masks, and boxes in found.json.
 

@@ -385,7 +385,7 @@ def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
     total = epsilon_of_mu(compose_mu(mu_of_epsilon(one, delta) for one in epsilons), delta)
     *others, last = [f"{one:g}" for one in epsilons]
     named = f"{', '.join(others)} and {last}"
-    return f"whoever sees all of epsilon {named} sees epsilon {total:.2f} in total (delta {delta:g}), for one seed"
+    return f"epsilon {named} together cost epsilon {total:.2f} (delta {delta:g}), and every further seed adds to it"
 
 
 def _left_out(kind: str, column: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isclose
 from operator import attrgetter
 from statistics import fmean, stdev
 from typing import Any
@@ -23,6 +24,7 @@ SHORT = {
     "specificity": "spec.",
 }
 NOISE_COLUMNS = {"sigma": "sigma", "distance": "d", "noise_to_clip": "noise/clip"}
+NOISE_NAMES = {"noise_to_clip": "noise/clip", "signal_to_noise": "update/noise"}
 WIDE = 130  # columns of a terminal that holds the whole table
 
 
@@ -355,11 +357,13 @@ def run_table(summary: Summary) -> Table:
     if malicious:
         rows.append(("malicious clients", malicious_text(malicious)))
     for name, figures in values["noise"].items():
+        if name == "signal_to_noise" and _says_the_same(values["noise"]):
+            continue
         parts = {when: f"{figures[when]:.4g}" for when in ("first", "last", "mean")}
         text = ", ".join(f"{when} {value}" for when, value in parts.items())
         if len(set(parts.values())) == 1:
             text = f"{parts['mean']} in every round"
-        rows.append((name.replace("_", " "), text))
+        rows.append((NOISE_NAMES.get(name, name), text))
     rows.append(("distance", fell_back(summary)))
     if malicious.get("unprotected"):
         who = ", ".join(map(str, malicious["clients"]))
@@ -392,6 +396,14 @@ def run_table(summary: Summary) -> Table:
     if instead:
         data["to be useful"] = instead
     return Table.facts([(name, text) for name, text in rows if text], data)
+
+
+def _says_the_same(noise: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether a run's signal to noise is 1 over its noise/clip, as where no update was measured."""
+    ratio, inverse = noise.get("noise_to_clip"), noise["signal_to_noise"]
+    if ratio is None:
+        return False
+    return all(isclose(ratio[when] * inverse[when], 1, rel_tol=1e-3) for when in ("first", "last"))
 
 
 def _parties(guarantees: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,13 +158,17 @@ def choices(
     dimension: int | None = None,
     delta: float | None = None,
 ) -> tuple[Choice, ...]:
-    """List other ways to a total epsilon for this federation, at the configuration's delta or another one."""
+    """List other ways to a total epsilon for this federation, at the configuration's delta or another one.
+
+    Every promise holds under the same condition as the configuration's own: what was read off the data.
+    """
     promised, noisy = promise.guarantee, setup.method.noisy
     own = setup.config.privacy.options  # what is planned there stays planned
     planned = round(own.get("examples") or 0)
     usual = max(1, int(median(client.examples for client in setup.clients)))
     people = own.get("people")
-    return advise(
+    conditions = read_off(setup.config.read_off)
+    found = advise(
         clients=setup.cohort,
         examples=examples or planned or usual,
         dimension=dimension or setup.learner.layout.size,
@@ -177,6 +181,15 @@ def choices(
         records_per_person=None if noisy is None else noisy.noisy_steps.images or None,
         silos_per_person=own.get("silos_per_person", 1),
     )
+    return tuple(_under(choice, conditions) for choice in found)
+
+
+def _under(choice: Choice, conditions: tuple[str, ...]) -> Choice:
+    """Add conditions to a choice's promise."""
+    if choice.guarantee is None or not conditions:
+        return choice
+    every = (*choice.guarantee.conditions, *conditions)
+    return replace(choice, guarantee=replace(choice.guarantee, conditions=every))
 
 
 def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
