@@ -36,13 +36,16 @@ def rows_below(heading):
 
 def test_a_stranger_s_mechanism_is_refuted_and_the_mended_one_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code, worlds = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     [command] = re.findall(r"^    fedveil (verify my\.py:.*)$", PAGE, re.MULTILINE)
     for text, caught in ((code, 1), (code.replace("3.7307 / len(data_sets)", "3.7307"), 0)):
         Path("my.py").write_text(text)
         result = CliRunner().invoke(app, [*shlex.split(command), "--runs", "1500"])
         assert result.exit_code == caught, result.output
         assert ("REFUTED by worst-case world" in result.output) == bool(caught)
+    Path("my.py").write_text(f"{code}\n\n{worlds}")
+    result = CliRunner().invoke(app, [*shlex.split(command), "--runs", "300"])
+    assert "looked again at my labels" in result.output
 
 
 def test_what_catches_what_is_what_the_cases_say():

@@ -248,7 +248,7 @@ def test_no_run_begins_once_the_seconds_are_over(monkeypatch):
     clock = Clock(monkeypatch)
     claim, said = PrivacyClaim.parse(CLAIM), []
     worlds = library(claim, Sizes())
-    with pytest.raises(NoVerdict, match="338 are the fewest"):
+    with pytest.raises(NoVerdict, match="266 are the fewest"):
         play(clock.passing(lambda _: 1.0), worlds, claim, Effort(), said.append)
     assert clock.now == 7
     assert said == []
@@ -365,7 +365,7 @@ def test_every_world_lies_in_the_claimed_relation(relation, unit):
 def test_traps_can_be_left_out_and_the_first_cannot():
     claim = PrivacyClaim.parse(CLAIM)
     names = [one.name for one in library(claim, Sizes(), ["not a number", "infinite"])]
-    assert {*LIBRARY} - {*names} == {"not a number", "infinite"}
+    assert {one.name for one in library(claim, Sizes())} - {*names} == {"not a number", "infinite"}
     for name in (FIRST, "nan"):
         with pytest.raises(FieldError):
             library(claim, Sizes(), [name])

@@ -25,7 +25,8 @@ from fedveil_lab.verify.described import MechanismSteps
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, libraries_of
 from fedveil_lab.verify.judged import Judged
 from fedveil_lab.verify.player import said_of
-from fedveil_lab.verify.playing import Say, play, silent
+from fedveil_lab.verify.playing import play, silent
+from fedveil_lab.verify.screening import Say
 from fedveil_lab.verify.sections import VerifySection, require_shown
 from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 from fedveil_lab.verify.worlds import TwoWorlds
@@ -314,7 +315,7 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
             outside = {**inside, "inside": False}
             why = f"in the other world it is another ({claim.relation})"
         made.append(
-            TwoWorlds(name, f"{CANARIES.get(name, 'two data sets')}; {why}", inside, outside)
+            TwoWorlds(name, f"{CANARIES.get(name, 'two data sets')}; {why}", inside, outside, own)
         )
     return made
 

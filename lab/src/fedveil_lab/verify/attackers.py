@@ -145,8 +145,13 @@ def apart(inside: Floats, outside: Floats) -> float:
     ranks = scipy.stats.rankdata(np.concatenate([inside, outside]))  # ties share theirs
     n, m = len(inside), len(outside)
     area = (float(ranks[:n].sum()) - n * (n + 1) / 2) / (n * m)
-    kept = min(max(area, 0.5 / (n * m)), 1 - 0.5 / (n * m))
-    return 2**0.5 * float(scipy.special.ndtri(kept))
+    most = most_apart(n, m)
+    return min(max(2**0.5 * float(scipy.special.ndtri(area)), -most), most)
+
+
+def most_apart(inside: int, outside: int) -> float:
+    """Largest distance that so many runs of each side show, in deviations."""
+    return 2**0.5 * float(scipy.special.ndtri(1 - 0.5 / max(1, inside * outside)))
 
 
 def fit_all(inside: SeenRuns, outside: SeenRuns) -> dict[str, Scorer]:
@@ -201,7 +206,7 @@ def _or_kind(score: Callable[[Floats], Floats], kinds: Scorer) -> Scorer:
     return either
 
 
-def _scale(x: Floats, y: Floats) -> Floats:
+def scale_within(x: Floats, y: Floats) -> Floats:
     """Variance within both worlds [d], kept above 0 so that it can divide."""
     largest = np.maximum(np.abs(x).max(axis=0), np.abs(y).max(axis=0))
     within: Floats = (x.var(axis=0) + y.var(axis=0)) / 2 + 1e-26 * largest**2 + TINY
@@ -210,19 +215,19 @@ def _scale(x: Floats, y: Floats) -> Floats:
 
 def _direction(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
     """Weight each coordinate by its shift between the worlds, divided by its own noise variance."""
-    weights, middle = (x.mean(0) - y.mean(0)) / _scale(x, y), (x.mean(0) + y.mean(0)) / 2
+    weights, middle = (x.mean(0) - y.mean(0)) / scale_within(x, y), (x.mean(0) + y.mean(0)) / 2
     return lambda z: (z - middle) @ weights
 
 
 def _coordinate(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
     """Score by a single coordinate: the one whose means differ most between the worlds, in standard deviations."""
-    at = int(np.argmax(np.abs(x.mean(0) - y.mean(0)) / np.sqrt(_scale(x, y))))
+    at = int(np.argmax(np.abs(x.mean(0) - y.mean(0)) / np.sqrt(scale_within(x, y))))
     return lambda z: z[:, at]
 
 
 def _joint(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
     """Score by Fisher's linear discriminant, which removes noise that several coordinates share."""
-    scale = np.sqrt(_scale(x, y))
+    scale = np.sqrt(scale_within(x, y))
     a, b = x / scale, y / scale
     covariance = (np.cov(a, rowvar=False) + np.cov(b, rowvar=False)) / 2
     ridge = 1e-9 if len(x) > 2 * x.shape[1] else 0.1
@@ -239,7 +244,7 @@ def _length(z: Floats) -> Floats:
 
 def _distance(x: Floats) -> Callable[[Floats], Floats]:
     """Score by the distance from a world's mean, in units of its spread; it detects noise of a different size."""
-    middle, scale = np.median(x, axis=0), np.sqrt(_scale(x, x))
+    middle, scale = np.median(x, axis=0), np.sqrt(scale_within(x, x))
     return lambda z: np.log(np.linalg.norm((z - middle) / scale, axis=1) + TINY)
 
 

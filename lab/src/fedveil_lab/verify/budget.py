@@ -1,9 +1,8 @@
 """Plan runs and time: how many runs fit, what they can show at most, and the sentence that is said first."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,9 +11,10 @@ from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.isolation import NoVerdict
 from fedveil_lab.verify.measuring import ALPHA, at_threshold
 
-LOOKED, FINAL = 0.25, 0.5  # of all runs: for a look at every world, and for the judgement
-KEPT = 4  # worlds that are looked at again
-LEAST = 8  # runs of a side of a world
+LOOKED, FINAL = 0.3, 0.5  # of all runs: for a look at every world, and for the judgement
+KEPT = 4  # worlds of the library that are looked at again
+LOOKS = 4  # runs of a side of a world at least, in the first look
+LEAST = 8  # runs of a side of a world at least, in the later stages
 FEWEST = 100  # runs in all, below which nobody plans by time
 MOST = 10_000_000
 SECONDS = 60.0
@@ -63,30 +63,62 @@ class Effort:
         return self.seconds
 
 
-def stages(runs: int, worlds: int) -> tuple[int, int, int]:
-    """Divide the runs per side: for every world, for the most telling worlds, and for the judgement."""
-    looks = max(LEAST, int(LOOKED * runs / worlds / 2))
-    again = max(LEAST, int((1 - LOOKED - FINAL) * runs / min(KEPT, worlds) / 2))
-    return looks, again, max(LEAST, int(FINAL * runs / 2))
+@dataclass(frozen=True)
+class Stages:
+    """Division of runs among three stages.
+
+    Attributes
+    ----------
+    runs : int
+        Number of runs to divide.
+    worlds : int
+        Pairs of worlds, of which each is looked at.
+    own : int
+        Pairs among them that an author made, of which each is looked at again.
+    """
+
+    runs: int
+    worlds: int
+    own: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Number of pairs of worlds that are looked at again."""
+        return self.own + min(KEPT, self.worlds - self.own)
+
+    @property
+    def looks(self) -> int:
+        """Runs of each side of every world in the first look."""
+        return max(LOOKS, int(LOOKED * self.runs / self.worlds / 2))
+
+    @property
+    def again(self) -> int:
+        """Runs of each side of a world that is looked at again."""
+        return max(LEAST, int((1 - LOOKED - FINAL) * self.runs / self.kept / 2))
+
+    @property
+    def judged(self) -> int:
+        """Runs of each side of the world that is judged."""
+        return max(LEAST, int(FINAL * self.runs / 2))
+
+    @property
+    def later(self) -> int:
+        """Runs of the two stages after the first look."""
+        return 2 * (self.again * self.kept + self.judged)
+
+    @property
+    def total(self) -> int:
+        """Runs of all three stages; more than `runs` where every world needs its fewest."""
+        return 2 * self.looks * self.worlds + self.later
+
+    def again_within(self, capacity: int, most: int = MOST) -> "Stages":
+        """Return the division whose later stages fill a capacity, with at most so many runs in all."""
+        found = bisect_right(range(most), capacity, key=lambda runs: replace(self, runs=runs).later)
+        return replace(self, runs=max(LEAST, found - 1))
 
 
-def total(runs: int, worlds: int) -> int:
-    """Count the runs of all three stages; more than `runs` where every world needs its fewest."""
-    looks, again, count = stages(runs, worlds)
-    return 2 * (looks * worlds + again * min(KEPT, worlds) + count)
-
-
-def fitting(most: int, capacity: int, worlds: int) -> int:
-    """Return the largest number of runs whose stages fit into a capacity; 0 if not even the fewest fit."""
-    least = min(most, FEWEST)
-    runs = min(most, capacity)
-    while runs > least and total(runs, worlds) > capacity:
-        runs -= 1
-    return runs if runs >= least and total(runs, worlds) <= capacity else 0
-
-
-def runs_within(effort: Effort, each: float, left: float, worlds: int) -> int:
-    """Return the number of runs that fit into the seconds that are left.
+def runs_within(effort: Effort, each: float, left: float, worlds: int, own: int = 0) -> Stages:
+    """Divide as many runs as fit into the seconds that are left.
 
     Parameters
     ----------
@@ -96,8 +128,8 @@ def runs_within(effort: Effort, each: float, left: float, worlds: int) -> int:
         Seconds of a run.
     left : float
         Seconds that are left.
-    worlds : int
-        Pairs of worlds.
+    worlds, own : int
+        Pairs of worlds, and how many of them an author made.
 
     Raises
     ------
@@ -105,21 +137,17 @@ def runs_within(effort: Effort, each: float, left: float, worlds: int) -> int:
         If not even the fewest fit.
     """
     most = effort.runs or MOST
-    found = fitting(most, min(MOST, int(left / each)), worlds)
-    if found:
-        return found
-    fewest = total(min(most, FEWEST), worlds)
-    needed = rounded_seconds(1.5 * fewest * each)
-    raise NoVerdict(
-        f"a run takes about {each:.2g} s, and {fewest} are the fewest for {worlds} worlds: give --seconds {needed}"
+    fewest = Stages(min(most, FEWEST), worlds, own)
+    capacity = int(left / each)
+    if fewest.total > capacity:
+        needed = rounded_seconds(1.5 * fewest.total * each)
+        raise NoVerdict(
+            f"a run takes about {each:.2g} s, and {fewest.total} are the fewest for {worlds} worlds: give --seconds {needed}"
+        )
+    found = bisect_right(
+        range(most + 1), capacity, key=lambda runs: Stages(runs, worlds, own).total
     )
-
-
-def shortened(runs: int, worlds: int, capacity: int) -> int:
-    """Reduce the runs until the two later stages fit into a capacity, or have their fewest."""
-    while runs > LEAST and total(runs, worlds) - 2 * stages(runs, worlds)[0] * worlds > capacity:
-        runs -= max(1, runs // 100)
-    return runs
+    return Stages(max(fewest.runs, found - 1), worlds, own)
 
 
 def rounded_seconds(seconds: float) -> int:
@@ -128,11 +156,9 @@ def rounded_seconds(seconds: float) -> int:
     return math.ceil(seconds / size) * size
 
 
-def planned(
-    runs: int, each: float, worlds: Sequence[Any], claim: PrivacyClaim, effort: Effort
-) -> str:
+def planned(stages: Stages, each: float, claim: PrivacyClaim, effort: Effort) -> str:
     """Say the budget in one sentence, with the largest bound that it can prove."""
-    count = stages(runs, len(worlds))[2]
+    count = stages.judged
     bounds = at_threshold(
         np.ones(count), np.zeros(count), 0.5, delta=claim.delta or 0.0, alpha=effort.alpha
     )
@@ -140,6 +166,5 @@ def planned(
     reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
     if ceiling <= claim.most:
         reach += f", so that a claim of {claim.most:.3g} is out of reach"
-    made = total(runs, len(worlds))
     limit = "" if effort.limit is None else f", none of which begins after {effort.limit:g} s"
-    return f"{made:,} runs in {len(worlds)} worlds, about {made * each:.0f} s{limit}; {reach}"
+    return f"{stages.total:,} runs in {stages.worlds} worlds, about {stages.total * each:.0f} s{limit}; {reach}"

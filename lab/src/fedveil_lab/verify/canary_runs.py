@@ -21,7 +21,7 @@ from fedveil_lab.verify.described import MechanismSteps, prove
 from fedveil_lab.verify.isolation import NoVerdict
 from fedveil_lab.verify.judged import INSPECTION, WORLD, Caught, Judged, judge_bounds
 from fedveil_lab.verify.measuring import Floats, LowerBound, measurement
-from fedveil_lab.verify.playing import Say
+from fedveil_lab.verify.screening import Say
 from fedveil_lab.verify.transcripts import (
     Transcript,
     fit_server,

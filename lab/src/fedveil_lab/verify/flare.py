@@ -34,7 +34,8 @@ from fedveil_lab.verify.isolation import ONE_THREAD, NoVerdict
 from fedveil_lab.verify.judged import Judged
 from fedveil_lab.verify.measuring import Floats
 from fedveil_lab.verify.player import asks_for_network
-from fedveil_lab.verify.playing import Say, silent
+from fedveil_lab.verify.playing import silent
+from fedveil_lab.verify.screening import Say
 from fedveil_lab.verify.sections import VerifySection, require_shown
 from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 

@@ -12,9 +12,11 @@ from fedveil_lab.verify.budget import rounded_seconds
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.flare_probe.flare_watch import CLOSED
 from fedveil_lab.verify.isolation import NoVerdict, RunOutcome
+from fedveil_lab.verify.pairs import alike
 from fedveil_lab.verify.worlds import TwoWorlds
 
 SIDES = ("in", "out")
+FASTEST = 1e-4  # seconds of a run, at least
 
 
 class Runner(Protocol):
@@ -32,7 +34,7 @@ class Runner(Protocol):
 
 
 class Player:
-    """Run a mechanism on both sides of worlds, each time with a new seed.
+    """Run a mechanism on both sides of worlds, each pair of runs with new seeds.
 
     Parameters
     ----------
@@ -41,7 +43,7 @@ class Player:
     worlds : sequence of TwoWorlds
         Pairs of neighbouring worlds.
     seed : int
-        Seed from which the seeds and the order of runs are drawn; no two runs have the same seed.
+        Seed from which the seeds and the order of runs are drawn; only the two runs of a pair may share a seed.
     limit : float, optional
         Seconds after which no run of two worlds begins.
 
@@ -51,6 +53,8 @@ class Player:
         Number of runs so far.
     hung : dict of str to str
         Worlds in which a run did not end, and how long it was waited for.
+    paces : dict of str to float
+        Seconds per run of each world, when it was last run.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Player:
         self._used: set[int] = set()
         self.played = 0
         self.hung: dict[str, str] = {}
+        self.paces: dict[str, float] = {}
         for one in worlds:
             for side, data in zip(SIDES, (one.inside, one.outside), strict=True):
                 if data is not None:
@@ -88,29 +93,50 @@ class Player:
             f"{self.limit:g} s were over after {self.played:,} of {planned:,} runs: give --seconds {needed}"
         )
 
-    def run(self, world: str, side: str, seed: int | None = None) -> RunOutcome:
+    def run(self, world: str, side: str, seed: int) -> RunOutcome:
         """Run the mechanism once on one side of a world."""
         self.played += 1
-        return self.runner.run(f"{world}: {side}", self.seed() if seed is None else seed)
+        return self.runner.run(f"{world}: {side}", seed)
 
-    def both(self, world: str, count: int) -> tuple[list[RunOutcome], list[RunOutcome]]:
-        """Run each side `count` times, in pairs whose order a coin decides; fewer if time is over or a run hangs."""
+    def both(
+        self, world: str, count: int, *, same_seed: bool = False
+    ) -> tuple[list[RunOutcome], list[RunOutcome]]:
+        """Run each side `count` times, in pairs whose order a coin decides; fewer if time is over or a run hangs.
+
+        Parameters
+        ----------
+        world : str
+            Name of the pair of worlds.
+        count : int
+            Runs of each side.
+        same_seed : bool
+            Whether both runs of a pair have one seed. Such runs compare worlds; they judge no claim.
+        """
         found: dict[str, list[RunOutcome]] = {side: [] for side in SIDES}
+        started, before = monotonic(), self.played
         for _ in range(count):
-            seeds = {side: self.seed() for side in SIDES}
-            order = SIDES if self._coins.integers(2) else SIDES[::-1]
-            for side in order:
-                if self.left <= 0:
-                    return found["in"], found["out"]
-                one = self.run(world, side, seeds[side])
-                if one.kind == "hangs":  # how long we wait is no answer of the mechanism
-                    self.hung[world] = one.why
-                    return found["in"], found["out"]
-                found[side].append(one)
+            first = self.seed()
+            seeds = dict(zip(SIDES, (first, first if same_seed else self.seed()), strict=True))
+            if not self._pair(world, seeds, found):
+                break
+        self.paces[world] = (monotonic() - started) / max(1, self.played - before)
         return found["in"], found["out"]
 
+    def _pair(self, world: str, seeds: dict[str, int], found: dict[str, list[RunOutcome]]) -> bool:
+        """Run both sides once, and say whether both runs ended in time."""
+        order = SIDES if self._coins.integers(2) else SIDES[::-1]
+        for side in order:
+            if self.left <= 0:
+                return False
+            one = self.run(world, side, seeds[side])
+            if one.kind == "hangs":  # how long we wait is no answer of the mechanism
+                self.hung[world] = one.why
+                return False
+            found[side].append(one)
+        return True
+
     def seed(self) -> int:
-        """Draw a seed that no other run has."""
+        """Draw a seed that was not drawn before."""
         while True:
             drawn = int(self._rng.integers(2**32))
             if drawn not in self._used:
@@ -118,8 +144,8 @@ class Player:
                 return drawn
 
 
-def probed(player: Player, world: str, claim: PrivacyClaim) -> float:
-    """Measure the seconds of one run in a plain world.
+def probed(player: Player, world: str, claim: PrivacyClaim) -> tuple[float, bool]:
+    """Measure the seconds of one run in a plain world, and say whether a seed gives the same answer twice.
 
     Raises
     ------
@@ -127,11 +153,13 @@ def probed(player: Player, world: str, claim: PrivacyClaim) -> float:
         If it raises, hangs, returns no numbers or another shape each time, or several rounds for a claim of one.
     """
     outcomes: list[RunOutcome] = []
+    seeds = [player.seed() for _ in range(7)]
+    seeds[2] = seeds[0]
     started = 0.0
-    for number in range(7):
+    for number, seed in enumerate(seeds):
         if number == 1:
             started = monotonic()  # the first run waits for the libraries
-        one = player.run(world, SIDES[number % 2])
+        one = player.run(world, SIDES[number % 2], seed)
         if one.kind != "ok":
             raise NoVerdict(f"in the world {world!r} the mechanism {said_of(one)}")
         if len(one.numbers) == 0:
@@ -143,7 +171,8 @@ def probed(player: Player, world: str, claim: PrivacyClaim) -> float:
             f"the mechanism returns another shape each time, {' and '.join(shapes[:2])}"
         )
     _require_one_round(outcomes[0].shape, claim)
-    return max(1e-4, (monotonic() - started) / (len(outcomes) - 1))
+    each = max(FASTEST, (monotonic() - started) / (len(outcomes) - 1))
+    return each, alike(outcomes[0], outcomes[2])
 
 
 def said_of(one: RunOutcome) -> str:

@@ -51,12 +51,15 @@ class TwoWorlds:
         Which mistake the pair detects, and how the worlds differ.
     inside, outside : object
         Data for the mechanism in both worlds; None if the mechanism's file makes them.
+    of_author : bool
+        Whether the author of the mechanism or app made the pair, so that it is always looked at twice.
     """
 
     name: str
     why: str
     inside: Any
     outside: Any
+    of_author: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,36 @@ def tiny(sizes: Sizes) -> Differing:
     return about(sizes, 1e-9 * unit_vector(sizes.columns), zeros(sizes))
 
 
+def labelled(sizes: Sizes) -> Differing:
+    """All numbers are 0 or 1, as labels, classes and counts are; the unit holds ones, and its label may be the first or last."""
+    rng = np.random.default_rng(1)
+    rows = (sizes.examples, sizes.columns)
+    others = [rng.integers(0, 2, rows).astype(np.float64) for _ in range(sizes.clients - 1)]
+    other_label = np.ones(sizes.columns)
+    other_label[[0, -1]] = 0.0
+    unit = about(sizes, np.ones(sizes.columns), others, beside=others[0].copy())
+    return replace(unit, instead=repeated(other_label, sizes.examples))
+
+
+def scattered(sizes: Sizes) -> Differing:
+    """Every number is drawn at random, and the unit points in a direction of no column."""
+    rng = np.random.default_rng(2)
+    rows = (sizes.examples, sizes.columns)
+    others = [rng.normal(0, 1, rows) for _ in range(sizes.clients - 1)]
+    return about(sizes, 3 * rng.normal(0, 1, sizes.columns), others, beside=others[0].copy())
+
+
+def in_column(at: int) -> Trap:
+    """Make the trap whose unit lies in the column at index `at` alone."""
+
+    def column(sizes: Sizes) -> Differing:
+        return about(sizes, unit_vector(sizes.columns, at), zeros(sizes))
+
+    column.__doc__ = f"The unit lies in column {at + 1} alone: a mistake that concerns this column, or a vote for it, shows here."
+    return column
+
+
+COLUMNS = {f"column {at + 1}": at for at in range(1, 8)}  # the first one has the other traps
 LIBRARY: dict[str, Trap] = {
     "plain": plain,
     "far outlier": far_outlier,
@@ -224,12 +257,15 @@ LIBRARY: dict[str, Trap] = {
     "order": order,
     "batch size": batch_size,
     "tiny": tiny,
+    "labelled": labelled,
+    "scattered": scattered,
+    **{name: in_column(at) for name, at in COLUMNS.items()},
 }
 FIRST = "plain"  # where a mechanism has to answer
 
 
 def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> list[TwoWorlds]:
-    """List every trap as a pair of worlds in the claimed relation.
+    """List every trap whose columns there are as a pair of worlds in the claimed relation.
 
     Parameters
     ----------
@@ -247,7 +283,7 @@ def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> l
             )
     made = []
     for name, trap in LIBRARY.items():
-        if name not in without:
+        if name not in without and COLUMNS.get(name, 0) < sizes.columns:
             made.append(placed(name, trap, claim, sizes))
     return made
 

@@ -1,0 +1,205 @@
+"""Choose the worlds that are judged: a look at all of them, another one at the most telling, and the best attack.
+
+Both runs of a pair have the same seed here, so that worlds are compared without the noise they share. What is chosen is
+judged by other runs, with seeds of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedveil_lab.verify.attackers import (
+    FittedAttack,
+    SeenRuns,
+    best_attack,
+    most_apart,
+    seen,
+    usual_shape,
+)
+from fedveil_lab.verify.budget import KEPT, Stages
+from fedveil_lab.verify.claim import PrivacyClaim
+from fedveil_lab.verify.isolation import NoVerdict, RunOutcome
+from fedveil_lab.verify.pairs import all_alike, paired_shift
+from fedveil_lab.verify.player import Player
+from fedveil_lab.verify.worlds import TwoWorlds
+
+CHOOSING = (
+    0.2  # error at which worlds, attackers and thresholds are ranked; of no bound that is printed
+)
+NO_NOISE = 1e3  # deviations beyond which a shift is that of a number without noise
+MISSED = 3  # standard errors, or seeds with an effect, that a look needs to notice it
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Runs of one world, and the best attack on them.
+
+    Attributes
+    ----------
+    world : TwoWorlds
+        The pair of worlds.
+    attack : FittedAttack
+        Best attack on the world.
+    inside, outside : list of RunOutcome
+        Runs so far with the unit and without; those at the same place share a seed.
+    shape : str
+        Shape of the outputs that are compared.
+    shift : float
+        Shift of the answers in pairs, in deviations of one world's answers.
+    alike : bool
+        Whether both answers of every pair were the same.
+    """
+
+    world: TwoWorlds
+    attack: FittedAttack
+    inside: list[RunOutcome]
+    outside: list[RunOutcome]
+    shape: str
+    shift: float
+    alike: bool
+
+    @property
+    def worth(self) -> tuple[bool, float, float]:
+        """Values by which worlds are ranked, the more telling one higher.
+
+        A shift counts for no more than the attack could reach with these runs; beyond that it decides between equals.
+        """
+        reached = min(self.shift, most_apart(len(self.inside) // 2, len(self.outside) // 2))
+        return not self.alike, max(self.attack.rank, reached), self.shift
+
+    def told(self, figure: str) -> str:
+        """Say in words what the runs showed."""
+        if self.alike:
+            return f"both answers were alike under each of {len(self.inside)} seeds"
+        how = f"{self.attack.name}, {figure} {max(0.0, self.attack.value):.2f}"
+        if self.shift > NO_NOISE:
+            return f"{how}; a number without noise differs"
+        return f"{how}; shifted by {self.shift:.2g} of the spread"
+
+
+def look_at_all(
+    player: Player,
+    worlds: Sequence[TwoWorlds],
+    stages: Stages,
+    claim: PrivacyClaim,
+    delta: float,
+    say: Say,
+) -> list[Looked]:
+    """Make a few pairs of runs of every world. A world in which a run hangs is left out."""
+    found = []
+    for one in worlds:
+        inside, outside = player.both(one.name, stages.looks, same_seed=True)
+        player.require_time(stages.total)
+        if one.name in player.hung:
+            say(f"left out {one.name}: a run hangs: {player.hung[one.name]}")
+            continue
+        looked = looked_at(one, inside, outside, claim, delta)
+        found.append(looked)
+        say(f"looked at {one.name}: {looked.told(claim.figure)}")
+    return found
+
+
+def kept(looked: Sequence[Looked]) -> list[Looked]:
+    """Choose the worlds that are looked at again: those of an author, and the most telling ones of the library.
+
+    The paired shift and the best attack name one in turn. The first is sharp where noise follows the seed. The second
+    sees other effects too: a change of spread, of kinds of answers, or of rounds.
+    """
+    library = [one for one in looked if not one.world.of_author]
+    by_shift = sorted(library, key=lambda one: (one.alike, -one.shift))
+    by_attack = sorted(library, key=lambda one: (one.alike, -one.attack.rank))
+    chosen: dict[str, Looked] = {}
+    for pair in zip(by_shift, by_attack, strict=True):
+        for one in pair:
+            if len(chosen) < KEPT:
+                chosen[one.world.name] = one
+    return [*(one for one in looked if one.world.of_author), *chosen.values()]
+
+
+def look_again(
+    player: Player,
+    looked: Sequence[Looked],
+    stages: Stages,
+    claim: PrivacyClaim,
+    delta: float,
+    say: Say,
+) -> list[Looked]:
+    """Make more pairs of runs of the worlds that are kept; return the most telling first.
+
+    Raises
+    ------
+    NoVerdict
+        If a run hangs in every world.
+    """
+    found = []
+    for one in kept(looked):
+        inside, outside = player.both(one.world.name, stages.again, same_seed=True)
+        if one.world.name in player.hung:
+            say(f"left out {one.world.name}: a run hangs: {player.hung[one.world.name]}")
+            continue
+        more = looked_at(one.world, one.inside + inside, one.outside + outside, claim, delta)
+        found.append(more)
+        say(f"looked again at {one.world.name}: {more.told(claim.figure)}")
+    if not found:
+        name, why = next(iter(player.hung.items()))
+        raise NoVerdict(f"a run in the world {name!r} hangs: {why}")
+    return sorted(found, key=lambda one: one.worth, reverse=True)
+
+
+def halves(
+    inside: Sequence[RunOutcome], outside: Sequence[RunOutcome], shape: str
+) -> tuple[tuple[SeenRuns, SeenRuns], tuple[SeenRuns, SeenRuns]]:
+    """Divide runs into those that fit an attack and those that choose one; each pair is in and out."""
+    first, second = seen(inside, shape), seen(outside, shape)
+    half = min(len(inside), len(outside)) // 2
+    fitted = first.take(slice(0, half)), second.take(slice(0, half))
+    chosen = first.take(slice(half, None)), second.take(slice(half, None))
+    return fitted, chosen
+
+
+def looked_at(
+    world: TwoWorlds,
+    inside: list[RunOutcome],
+    outside: list[RunOutcome],
+    claim: PrivacyClaim,
+    delta: float,
+) -> Looked:
+    """Find the best attack on a world: fitted on one half of its runs, chosen on the other."""
+    shape = usual_shape([*inside, *outside])
+    attack = best_attack(*halves(inside, outside, shape), claim.figure, delta, CHOOSING)
+    shift = paired_shift(inside, outside, shape)
+    return Looked(world, attack, inside, outside, shape, shift, all_alike(inside, outside))
+
+
+def reach_of(looked: Sequence[Looked], again: Sequence[Looked], repeats: bool) -> list[str]:
+    """Say how the judged world was chosen, and what this choice can have missed.
+
+    Parameters
+    ----------
+    looked, again : sequence of Looked
+        Worlds of the first look and of the second.
+    repeats : bool
+        Whether a seed gave the same answer twice.
+    """
+    first, then = len(looked[0].outside), len(again[0].outside)
+    made = f"{first} pairs of runs in each of {len(looked)} worlds, then {then - first} in {len(again)} of them"
+    notes = [f"the judged world was chosen by {made}"]
+    if repeats:
+        missed = f"what fewer than one seed in {max(2, first // MISSED)} shows can have been missed"
+        notes.append(
+            f"a seed repeats its answer, and both runs of a pair had one seed: a shift of any size shows; {missed}"
+        )
+    else:
+        size = MISSED * (2 / first) ** 0.5
+        notes.append(
+            f"a seed does not repeat an answer: a shift below {size:.2g} of the answers' spread can have been missed"
+        )
+    names = ", ".join(one.world.name for one in looked if one.alike)
+    if all(one.alike for one in again):
+        fix = "let worlds(relation, unit) make some that it moves"
+        notes.append(
+            f"in no world did the unit reach the answers: both were alike under each of {then} seeds; {fix}"
+        )
+    elif names:
+        notes.append(f"the unit did not reach the answers, under {first} seeds, in: {names}")
+    return notes
