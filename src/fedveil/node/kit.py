@@ -202,8 +202,10 @@ def _of_resources(values: Mapping[str, Any]) -> Iterator[Binding]:
     )
     yield Binding(f"resources.json {SWITCH}", "yes" if off else "no", why)
     guarded = any(is_ours(part, SITE_GUARD) for part in components_of(values))
-    why = "the server gets no file by FLARE's shell commands"
-    missing = "is no component: code in the server's processes may read any file by FLARE's cat"
+    why = "the server gives only the commands by which jobs come and go"
+    missing = (
+        "is no component: code in the server's processes may read any file, and delete this folder"
+    )
     yield Binding(
         "resources.json components: SiteGuard",
         "yes" if guarded else "no",

@@ -233,12 +233,17 @@ class SwarmProtection(Protection):
             "FedVeil: no best model is chosen, as a metric is a release: the last model stands"
         )
 
-        if self.server.get("sites"):
-            self._bring_peers(sorted(self.server["sites"]))
+        if self._named:
+            self._bring_peers(self._named)
+
+    @property
+    def _named(self) -> list[str]:
+        """Names of the peers, if they were given, or follow from their keys."""
+        return sorted(self.server.get("sites") or self.server.get("keys") or ())
 
     def _arrive(self, env: Any) -> None:
         """Add FedVeil's server half to each peer, if the peers' names were not known before."""
-        if not self.server.get("sites"):
+        if not self._named:
             self._bring_peers(sorted(names_of(env)))
 
     def _bring_peers(self, names: list[str]) -> None:
@@ -289,9 +294,6 @@ class SwarmRule(Protection):
             [old] = of_kind(app, FLARE_AGGREGATOR)
             kind = getattr(old, "expected_data_kind", "WEIGHTS")
             replace_part(app, old, RuleAggregator(**given, expected_data_kind=kind))
-        self.say(
-            f"FedVeil: the peers combine by {given['rule']!r}; each aggregator sees what the others send: no promise"
-        )
 
 
 def protection(

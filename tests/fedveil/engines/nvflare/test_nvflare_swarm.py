@@ -230,6 +230,15 @@ def test_protect_changes_the_peers_of_a_swarm(tmp_path):
     assert any("metric" in line for line in said)
 
 
+def test_keys_name_the_peers(tmp_path):
+    """As the page has it for production, where no environment names the peers."""
+    keys = dict.fromkeys(SITES, "00" * 32)
+    own = site(parameters=SECURE, **TRAINED)
+    _, client = exported(protect(swarm(), site=own, keys=keys, say=lambda text: None), tmp_path)
+    [part] = client["components"]
+    assert part["args"]["sites"] == SITES
+
+
 def test_a_rule_alone_leaves_the_script(tmp_path):
     sizes = {"weights": {"site-1": 500, "site-2": 100, "site-3": 100}, "cap": 0.5}
     recipe = protect(swarm(), "vanilla", aggregator="fedmedian", **sizes, say=lambda text: None)
