@@ -58,6 +58,7 @@ def assert_nothing_failed(figures):
         assert found["kills"] > 0
 
 
+@pytest.mark.slow
 def test_at_some_steps(tmp_path):
     kill = {"deaths": ["kill"]}
     figures = crash(

@@ -34,6 +34,7 @@ def rows_below(heading):
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
+@pytest.mark.slow
 def test_a_stranger_s_mechanism_is_refuted_and_the_mended_one_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, worlds = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

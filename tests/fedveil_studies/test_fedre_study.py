@@ -379,6 +379,7 @@ def test_maps_of_layer_scores_are_drawn_with_the_score_of_the_region(receipts, t
             )
 
 
+@pytest.mark.slow
 def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatch):
     monkeypatch.setattr(defence, "ATTACK", DLG(steps=4, restarts=0))
     data = {**TINY["data"], "tiles": 1, "clients": 4, "public_examples": 1, "tile": 64}
@@ -635,6 +636,7 @@ def test_noise_on_pixels_leaves_the_rest_and_drowns_the_text(receipts):
         recovered.tiles_of(forged)
 
 
+@pytest.mark.slow
 def test_shares_from_few_images_come_nearer_with_their_number(receipts, monkeypatch):
     monkeypatch.setattr(weights, "DIRECTIONS", 4)
     monkeypatch.setattr(weights, "FEW", (1, 4))

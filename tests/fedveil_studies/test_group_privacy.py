@@ -105,6 +105,7 @@ def test_a_short_run_on_the_hospitals(tmp_path):
 @pytest.mark.skipif(
     not SOURCES["mnist-by-writer"].available, reason="the writers' digits are not here"
 )
+@pytest.mark.slow
 def test_digits_are_inverted_beside_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(figure_5, "CASES", {"analytic": {"name": "mlp", "hidden": [16]}})
     monkeypatch.setattr(figure_5, "WRITERS", 1)
@@ -130,6 +131,7 @@ def test_digits_are_inverted_beside_a_run(tmp_path, monkeypatch):
 @pytest.mark.skipif(
     not SOURCES["mnist-by-writer"].available, reason="the writers' digits are not here"
 )
+@pytest.mark.slow
 def test_an_image_feels_noise_as_the_share_of_its_pixels_in_the_parameters(tmp_path, monkeypatch):
     monkeypatch.setattr(figure_5, "DENSE", ("16", "64"))
     monkeypatch.setattr(figure_5.Law, "writers", 2)

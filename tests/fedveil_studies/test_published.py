@@ -142,6 +142,7 @@ APPS = {line["app"]: line for line in lines("apps.csv")}
 
 
 @pytest.mark.parametrize("app", APPS)
+@pytest.mark.slow
 def test_advise_says_what_the_noise_of_an_app_in_the_open_promises(app):
     line = APPS[app]
     options = ["clip", "sigma", "rounds", "delta", "unit"]

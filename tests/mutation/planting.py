@@ -4,7 +4,7 @@ import ast
 import copy
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,10 +95,16 @@ def outermost(bug):
     return bug.where.partition(".")[0]
 
 
+@cache
+def modules_of_tests(root):
+    """All modules below a root's tests, ascending."""
+    return sorted(root.glob("tests/**/*.py"))
+
+
 def file_of_test(test, root=ROOT):
     """The path, as pytest takes it, of a test module by its name."""
     name, colons, inner = test.partition("::")
-    found = sorted(root.glob(f"tests/**/{name}.py"))
+    found = [file for file in modules_of_tests(root) if file.match(f"{name}.py")]
     assert len(found) == 1, (
         f"{len(found)} test modules are {name!r}; name the folder too where there are several: {found}"
     )

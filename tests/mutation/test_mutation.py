@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 
 import pytest
 from planted_bugs import BUGS
@@ -129,14 +129,21 @@ def test_a_planted_bug_turns_each_of_its_tests_red(bug, tmp_path):
     assert not blind, f"{bug.name!r} got past {sorted(blind)}\n{tail(result)}"
 
 
+@cache
+def dumped(text):
+    """A text's syntax tree, as text."""
+    return ast.dump(ast.parse(text))
+
+
 def test_every_planted_bug_is_still_an_edit():
     names = [bug.name for bug in BUGS]
     assert len(set(names)) == len(names)
     for bug in BUGS:
         text = SOURCES.part_for(bug)
-        found = bug.planted(text)
-        assert ast.parse(found)  # a bug, and no syntax error
-        assert found != text
+        tree, done = bug.edited(text)
+        assert done == 1, f"{bug.where} holds the place of {bug.name!r} {done} times"
+        compile(tree, bug.name, "exec")  # a bug, and no syntax error
+        assert ast.dump(tree) != dumped(text), bug.name
         for test in bug.tests:
             file, _, inner = file_of_test(test).partition("::")
             assert (

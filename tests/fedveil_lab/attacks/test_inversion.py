@@ -205,6 +205,7 @@ class Normalised(nn.Module):
         return self.parts(x)
 
 
+@pytest.mark.slow
 def test_normalisation_statistics_help_against_noise():
     x, y, net = X[:4], Y[:4], Normalised()
     received, known = release(net, x, y, labels=y, reference=X[100:200], nu=0.3)
@@ -231,6 +232,7 @@ def test_normalisation_statistics_help_against_noise():
         invert(other, knows, EstimatedStatistics())
 
 
+@pytest.mark.slow
 def test_several_epochs_of_several_steps_are_inverted():
     local = LocalTraining(epochs=3, batch_size=1, lr=0.05)
     net = model("mlp", X, activation="tanh", hidden=(32,)).double()
@@ -239,6 +241,7 @@ def test_several_epochs_of_several_steps_are_inverted():
     assert simulated < 0.02
 
 
+@pytest.mark.slow
 def test_a_group_of_seeds_agrees_on_a_batch():
     net = model("small_cnn", X, activation="tanh", channels=(32,))
     received, known = release(net, X[:4], Y[:4])

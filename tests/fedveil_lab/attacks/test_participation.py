@@ -189,6 +189,7 @@ def regression(weights, g, n=200):
     return ClientData(x[:n], y[:n], x[n:], y[n:])
 
 
+@pytest.mark.slow
 def test_published_metrics_give_an_adversary_with_shadow_data_what_the_noise_took():
     """Noise on the model moves every loss; clear metrics take that off again, and noised ones do not."""
     d, runs, rounds = 16, 30, 3

@@ -432,6 +432,7 @@ def test_what_trains_nothing_does_not_wait_for_pytorch(tmp_path):
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_at_record_level_loads_no_compiler(tmp_path):
     """They took longer than everything else up to the first round."""
     program = (

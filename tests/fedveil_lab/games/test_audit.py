@@ -168,6 +168,7 @@ class Interrupting(Silent):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupted_audit_goes_on_to_the_same_figures(tmp_path, monkeypatch, few):
     monkeypatch.setattr("fedveil_lab.grid.store.block_size", lambda setup, probes, seconds: 6)
     asked = {"attacks": ("adaptive",), "replicates": 4}

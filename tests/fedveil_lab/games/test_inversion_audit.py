@@ -11,6 +11,7 @@ from fedveil_lab.config import load
 from fedveil_lab.games import InversionGame, game_of, play
 
 
+@pytest.mark.slow
 def test_every_setting_stands_beside_no_defence_and_a_scale_of_noise(tmp_path):
     given = [
         "audit",
@@ -41,6 +42,7 @@ def test_every_setting_stands_beside_no_defence_and_a_scale_of_noise(tmp_path):
 @pytest.mark.parametrize(
     ("preset", "setting"), [("digits-record", "record"), ("digits-group", "group")]
 )
+@pytest.mark.slow
 def test_other_methods_are_attacked_too(preset, setting):
     found = play(InversionGame(load(preset), attacks=("analytic",), replicates=2))
     points = {v.setting: v.point for v in found.verdicts}

@@ -69,6 +69,7 @@ def test_a_server_tells_members_without_a_defence_and_not_under_local_noise(conf
     assert again.verdicts[0].point == verdicts["vanilla", "fedmia"].point
 
 
+@pytest.mark.slow
 def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_noise(
     config, tmp_path, monkeypatch
 ):
@@ -220,6 +221,7 @@ def people(tmp_path):
     return at
 
 
+@pytest.mark.slow
 def test_shadow_models_find_persons_where_noise_is_vacuous_and_not_where_it_protects(
     people, tmp_path, monkeypatch
 ):

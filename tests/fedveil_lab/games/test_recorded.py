@@ -142,6 +142,7 @@ def test_who_took_part_in_a_round_is_told_where_not_everybody_did(tmp_path, coin
     assert "rehearsed" in refused["participation: likelihood-ratio"]
 
 
+@pytest.mark.slow
 def test_answers_of_a_site_with_one_image_give_it_away_and_noised_ones_do_not(tmp_path):
     local = {"epochs": 1, "lr": 0.1, "batch_size": 1}
     more = {"data": ONE_IMAGE, "rounds": 1, "local": local}

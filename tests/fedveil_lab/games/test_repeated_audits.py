@@ -48,6 +48,7 @@ def rows(found):
     return {(r["attack"], r["setting"]): r for r in found["results"]}
 
 
+@pytest.mark.slow
 def test_more_attacks_and_more_replicates_find_the_runs_of_the_folder(tmp_path, monkeypatch, few):
     config, folder = load("digits-cia", SMALL), tmp_path / "a"
     audit(config, folder, attacks=("side-channel",), replicates=5)
@@ -177,6 +178,7 @@ class Step(Attack):
         return losses[:-1] - losses[1:]
 
 
+@pytest.mark.slow
 def test_an_attack_of_ones_own_is_played_also_in_a_folder_that_was_there(
     tmp_path, monkeypatch, few
 ):

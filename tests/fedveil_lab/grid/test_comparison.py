@@ -55,6 +55,7 @@ def test_whatever_is_left_is_its_owners_alone(folder):
         assert "private" in (place / "PRIVATE.txt").read_text()
 
 
+@pytest.mark.slow
 def test_every_setting_is_attacked_in_one_audit(folder):
     summaries = json.loads((folder / FILE).read_text())
     assert [s["setting"] for s in summaries] == [

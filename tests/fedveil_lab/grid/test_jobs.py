@@ -44,6 +44,7 @@ class Remembers(Silent):
 
 
 @pytest.mark.flaky(reruns=2)  # when a signal arrives is up to the system
+@pytest.mark.slow
 def test_a_killed_worker_loses_no_cell_and_no_bit(tmp_path):
     cells, others = cells_of(3, rounds=12), set(multiprocessing.active_children())
     wanted = figures(Store(None).run(cells))

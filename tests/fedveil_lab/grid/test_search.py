@@ -107,6 +107,7 @@ def test_numbers_are_explained_as_asked_for() -> None:
     assert float(1 - rest.std() / y.std()) == pytest.approx(0.3, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_comparison_runs_what_was_chosen(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.toml").write_text(config().to_toml())

@@ -123,6 +123,7 @@ def config(folder, **privacy):
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_learned_from_them_is_shown_other_scans(scans, tmp_path):
     forged, out = tmp_path / "forged", tmp_path / "found"
     forge_pages(scans, forged, words=2, kinds=["erase"])

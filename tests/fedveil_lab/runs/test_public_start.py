@@ -43,6 +43,7 @@ def test_two_classes_are_one_row_and_its_negative():
     assert found > 0.9
 
 
+@pytest.mark.slow
 def test_another_model_is_trained_for_as_long_as_a_fifth_of_the_public_examples_says():
     changes = [*PUBLIC, "model.name=mlp", "privacy.examples=144"]
     setup, again = prepare(load("digits-record", changes)), prepare(load("digits-record", changes))

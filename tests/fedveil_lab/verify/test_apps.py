@@ -46,6 +46,7 @@ def test_an_app_without_enough_noise_is_caught_by_what_left(folder):
     assert not verify_app(folder, CLAIM, loud, effort=Effort(runs=80)).refuted
 
 
+@pytest.mark.slow
 def test_records_and_replies_are_played_too(folder):
     quiet = section(config={"rounds": 1, "noise-multiplier": 0.001})
     for claim in (
@@ -55,6 +56,7 @@ def test_records_and_replies_are_played_too(folder):
         assert verify_app(folder, claim, quiet, effort=Effort(runs=80)).refuted
 
 
+@pytest.mark.slow
 def test_few_runs_with_a_canary_at_each_client_catch_it_too(folder):
     claim = "eps=0.5 delta=1e-5 replace-one client total local"
     quiet = section(clients=12, config={"rounds": 1, "noise-multiplier": 1.0})
@@ -65,6 +67,7 @@ def test_few_runs_with_a_canary_at_each_client_catch_it_too(folder):
     assert judged.printed == "2.00"
 
 
+@pytest.mark.slow
 def test_a_sum_in_the_log_is_a_release(folder):
     server = folder / "rounds" / "server.py"
     server.write_text(

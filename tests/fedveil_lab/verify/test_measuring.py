@@ -21,6 +21,7 @@ def answers(rng, epsilon, runs):
     )
 
 
+@pytest.mark.slow
 def test_bounds_of_a_tight_mechanism_pass_its_epsilon_no_more_often_than_alpha():
     rng, alpha = np.random.default_rng(0), 0.2
     above = 0

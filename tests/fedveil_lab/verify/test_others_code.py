@@ -45,6 +45,7 @@ def test_a_fresh_process_answers_in_every_world(name, needs, claim, clients, wro
 
 @pytest.mark.few(3)  # Opacus takes seconds
 @pytest.mark.parametrize(("name", "needs", "claim", "clients", "wrong"), CASES)
+@pytest.mark.slow
 def test_too_little_noise_in_others_code_is_caught_and_enough_is_not(
     name, needs, claim, clients, wrong, monkeypatch
 ):

@@ -64,6 +64,7 @@ def test_a_right_claim_is_refuted_no_more_often_than_alpha(name):
     assert refuted <= 19  # 10 are allowed; three standard errors are 9
 
 
+@pytest.mark.slow
 def test_runs_in_copies_are_the_same_runs():
     claim, worlds = worlds_of(WRONG["divided_late"])
     effort = Effort(runs=300, seed=3)

@@ -145,6 +145,7 @@ def ended(process):
     return state.is_file() and state.read_text().split()[2] == "Z"
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_began_them(tmp_path):
     script = tmp_path / "begin.py"
     script.write_text(ORPHANS)

@@ -170,6 +170,7 @@ def test_extra_rules_have_no_printed_figures():
     assert all(e.published is None for e in entries)
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_repeats_no_finished_cell_and_ends_in_the_same_figures(
     patterns, tmp_path
 ):
@@ -337,6 +338,7 @@ def test_a_damaged_cell_is_named_and_nothing_is_lost(patterns, tmp_path):
     assert (outcome.folder / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_table_keeps_nobody_from_the_others(tmp_path):
     (tmp_path / "cells").mkdir()
     pages = tmp_path / "small"

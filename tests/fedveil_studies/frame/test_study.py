@@ -87,6 +87,7 @@ def test_pages_of_several_stores_keep_the_cells_that_their_tables_name(tmp_path)
         assert "written" in call("toy", "--table", "1", "--seed", "9", *nothing)
 
 
+@pytest.mark.slow
 def test_a_cell_that_only_a_figure_uses_keeps_its_line_and_the_commit_that_made_it(
     tmp_path, monkeypatch
 ):
@@ -105,6 +106,7 @@ def test_a_cell_that_only_a_figure_uses_keeps_its_line_and_the_commit_that_made_
     )  # shown again, nothing is made
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp_path):
     asked = Reproduction(toy.study, Choices(workers=1))
     cells = asked.cells(Selection.of(asked))

@@ -56,6 +56,7 @@ def test_runs_without_the_target_differ_in_all_but_their_deal(config):
     assert len(first.holders.clients) == 2
 
 
+@pytest.mark.slow
 def test_both_are_played_once_and_stand_in_the_page(tmp_path, monkeypatch):
     asked = ["audit", "digits-cia", "--game", "as-printed", "--out", str(tmp_path / "a")]
     asked += [part for change in SMALL for part in ("--set", change)]

@@ -44,6 +44,7 @@ def outcome_of(finished, result):
     return outcome
 
 
+@pytest.mark.slow
 def test_at_equal_sigma_global_dp_adds_the_average_noise_of_the_other_run(study, finished):
     rows = results(study, "sigma", finished)
     metric, equal = rows["FedAvg", "metric", "accuracy"], rows["FedAvg", "equal", "accuracy"]

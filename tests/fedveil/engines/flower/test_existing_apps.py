@@ -128,6 +128,7 @@ def test_parameters_of_scikit_learn():
     assert 0 < accuracy_of_tables(private) < accuracy_of_tables(plain)
 
 
+@pytest.mark.slow
 def test_a_model_of_texts_with_records_protected_in_its_own_loop():
     plain, _ = played("words")
     private, _ = played("words", "private_")
