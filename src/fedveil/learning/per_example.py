@@ -152,6 +152,7 @@ class PerExample:
                 _LOG.info("%s does not take this model: %s", kind.__name__, error)
         self._rule: GradientRule = self._others.pop()
         self._checked: set[object] = set()
+        self._said: set[object] = set()
 
     @property
     def rule_name(self) -> str:
@@ -345,6 +346,7 @@ class PerExample:
             form = self._form(len(x), each, formed, spanned)
             if isinstance(self._rule, OneByOne):
                 return self._rule, form
+            self._say_micro_batches(len(x), form)
             key = (self._rule, form, x.shape[1:], x.dtype, y.shape[1:], y.dtype, *settings())
             if key in self._checked:
                 return self._rule, form
@@ -374,6 +376,32 @@ class PerExample:
                 self._rule.trace_forward(x)
             except ByValue as error:
                 self._go_one_by_one(str(error), x, y)
+
+    def say_micro_batches(self, rows: int, each: int, formed: bool) -> None:
+        """Log the size and number of micro-batches of a step of this many rows (a public number), if it has several.
+
+        Parameters
+        ----------
+        rows, each
+            Number of rows of a step, and of each person.
+        formed : bool
+            Whether whole vectors are formed, as for persons, regions and secure sums.
+        """
+        if rows and not isinstance(self._rule, OneByOne):
+            self._say_micro_batches(rows, self._form(rows, each, formed, spanned=not formed))
+
+    def _say_micro_batches(self, rows: int, form: BatchForm) -> None:
+        """Log the micro-batches of a form once, if there are several."""
+        if form.width >= rows or (rows, form) in self._said:
+            return
+        self._said.add((rows, form))
+        number = ceil(rows / form.width)
+        _LOG.warning(
+            "a step of %d places goes in %d micro-batches of %d, so that the gradients of single examples fit into memory",
+            rows,
+            number,
+            form.width,
+        )
 
     def _go_one_by_one(self, reason: str, x: Tensor, y: Tensor) -> None:
         """Switch to one call for each example; log the reason and the slowdown."""

@@ -214,6 +214,7 @@ class PrivateTrainer(SequentialTrainer):
                 targets = labels(y, 1).to(self._device)
                 self._sums.clipped_sum(inputs, targets, 1.0, alone=True)
                 self._sums.warn_if_slow(inputs, targets)
+                self._say_micro_batches()
             except Exception as error:  # model and loss are the user's code
                 failure = failure or error
                 continue
@@ -221,6 +222,14 @@ class PrivateTrainer(SequentialTrainer):
                 self._rehearse_blank(inputs, targets)
             return
         raise not_trainable(self._model, x, y, failure) from failure
+
+    def _say_micro_batches(self) -> None:
+        """Log the micro-batches of a step of the planned number of units, which is public."""
+        noisy = self.noisy
+        each = noisy.images or 1
+        planned = round(noisy.denominator / noisy.rate)
+        formed = noisy.images > 0 or noisy.grid > 0 or noisy.regions
+        self._sums.say_micro_batches(noisy.places(planned) * each, each, formed)
 
     def _rehearse_blank(self, x: Tensor, y: Tensor) -> None:
         """Refuse a blank value without a finite gradient: try it in every second coordinate of made-up x and y [1, ...]."""

@@ -23,6 +23,7 @@ from fedveil.learning.joined import join_products
 from fedveil.learning.losses import LOSSES, LossFunction, masked, outputs_of, usable
 from fedveil.learning.recognised import fresh, generators_of
 from fedveil.learning.recorded import recorded, running_layers
+from fedveil.learning.replayed import add_in_order, branches_of_a_trace
 from fedveil.learning.streams import draw_from, drawing, with_traced_dropout
 from fedveil.learning.torch_losses import Labelwise
 from fedveil.learning.written_out import ByValue as ByValue
@@ -77,7 +78,7 @@ class ByOperators:
             outputs = self._outputs_of_one(x)
             y, loss = masked(y, (len(x), *outputs), self._loss)
             step = _without_overwriting(_gradients_of_rows(module, loss), self._layout.names)
-            with catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+            with catch_warnings(), sdpa_kernel(SDPBackend.MATH), branches_of_a_trace():
                 filterwarnings(
                     "ignore", message="There is a performance drop"
                 )  # a traced branch is refused below
@@ -90,6 +91,7 @@ class ByOperators:
                 raise _may_follow_values(f"the loss {self._name_of_loss()}", found)
             raise _may_follow_values(type(self._model).__name__, found)
         join_products(graph)
+        add_in_order(graph)
         self._graphs[x.shape] = graph, outputs
 
     def trace_forward(self, x: Tensor) -> None:
@@ -108,7 +110,13 @@ class ByOperators:
                 return outputs_of(module(row[None]))
 
         try:
-            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            with (
+                torch.no_grad(),
+                catch_warnings(),
+                sdpa_kernel(SDPBackend.MATH),
+                branches_of_a_trace(),
+            ):
+                filterwarnings("ignore", message="There is a performance drop")
                 of_rows = torch.func.vmap(outputs_of_row, randomness="different")
                 graph = recorded(torch.func.functionalize(of_rows), x, layers=running)
         except Exception as error:
@@ -145,6 +153,8 @@ class ByOperators:
         reason = str(error).partition("\n")[0]
         if ".item()" in reason:
             reason = "it reads a number out of an example, as packed sequences do: pad to one length instead"
+        if "data-dependent control flow" in reason:
+            reason = "it branches by an example's values: compute both branches, and choose with torch.where"
         layer = running[-1] if running else ""
         place = f" (its layer {layer})" if layer else ""
         return ByValue(f"{type(self._model).__name__}{place} cannot be traced: {reason}")
@@ -340,7 +350,7 @@ def _blind(node: Node, public: set[Node]) -> bool:
     """
     name, _, overload = str(node.target).rpartition(".")
     if name in _INDEXING:
-        return all(index is None or index in public for index in _indices(node))
+        return _indices_exist(node, public)
     if name in _BY_AXIS:
         return node.args[2] in public
     if name == "aten.scatter" and overload not in ("src", "value"):
@@ -355,6 +365,35 @@ def _blind(node: Node, public: set[Node]) -> bool:
     if name in _DIVIDING and _gives_whole_numbers(node) and not overload.startswith("Scalar"):
         return False  # division by zero raises
     return name in _OPERATORS
+
+
+def _indices_exist(node: Node, public: set[Node]) -> bool:
+    """Whether the indices that select rows are constants, or places of largest or smallest values in that axis."""
+    table = node.args[0]
+    assert isinstance(table, Node)
+    indices = _indices(node)
+    for axis, index in enumerate(indices):
+        if index is None or index in public:
+            continue
+        if not _are_numbers(indices):  # a mask may stand for several axes
+            return False
+        if not _is_place_of_extreme(_source(index), table.meta["val"].shape[axis]):
+            return False
+    return True
+
+
+def _are_numbers(indices: list[Any]) -> bool:
+    """Whether no index is a mask."""
+    given = [index for index in indices if index is not None]
+    return all(index.meta["val"].dtype != torch.bool for index in given)
+
+
+def _source(index: Node) -> Node:
+    """Return the operator that found these row numbers, before they were reshaped."""
+    while str(index.target).rpartition(".")[0] in _RESHAPING:
+        assert isinstance(index.args[0], Node)
+        index = index.args[0]
+    return index
 
 
 def _indices(node: Node) -> list[Any]:
@@ -379,23 +418,28 @@ def _within(index: Node, node: Node) -> bool:
     assert isinstance(table, Node)
     assert isinstance(axis, int)
     rows = table.meta["val"].shape[axis]
-    while str(index.target).rpartition(".")[0] in _RESHAPING:
-        assert isinstance(index.args[0], Node)
-        index = index.args[0]
+    index = _source(index)
     if index.target is torch.ops.aten.clamp.default:
         return index.args[1:] == (0, rows - 1)
     return _is_place_of_extreme(index, rows)
 
 
 def _is_place_of_extreme(index: Node, rows: int) -> bool:
-    """Whether row numbers are the places that `max` or `min` found along an axis of so many rows."""
+    """Whether row numbers are the places that `max`, `min`, `argmax` or `argmin` found along an axis of so many rows."""
     source = index.args[0] if index.args else None
-    if index.target is not getitem or not isinstance(source, Node) or index.args[1] != 1:
+    if index.target in _PLACES_OF_EXTREMES:
+        search = index
+    elif index.target is getitem and isinstance(source, Node) and index.args[1] == 1:
+        if source.target not in _EXTREMES:
+            return False
+        search = source
+    else:
         return False
-    if source.target not in _EXTREMES:
-        return False
-    searched, axis = source.args[:2]
+    searched, *axes = search.args
     assert isinstance(searched, Node)
+    if not axes or axes[0] is None:  # among all values, whatever their axes
+        return bool(searched.meta["val"].numel() == rows)
+    [axis, *_] = axes
     assert isinstance(axis, int)
     return bool(searched.meta["val"].shape[axis] == rows)
 
@@ -408,30 +452,31 @@ _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data _to_cop
 _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
 _upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward abs acos acosh
 adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward add addbmm addcdiv
-addcmul addmm alias all amax amin any arange asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward
-avg_pool3d avg_pool3d_backward baddbmm bernoulli bitwise_and bitwise_not bitwise_or bmm cat celu channel_shuffle chunk
-clamp clamp_max clamp_min clone col2im constant_pad_nd convolution convolution_backward copy copysign cos cosh cumsum
-detach diagonal div dot elu elu_backward empty empty_like eq erf erfc exp exp2 expand expand_as expm1 eye fill flip
-floor fmod frac full full_like ge gelu gelu_backward glu glu_backward gt hardshrink hardshrink_backward hardsigmoid
-hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward im2col
-isfinite isinf isnan isneginf isposinf le leaky_relu leaky_relu_backward lerp lift_fresh lift_fresh_copy
-linalg_vector_norm linspace log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logical_and
-logical_not logical_or logit logsumexp lt masked_fill max max_pool2d_with_indices max_pool2d_with_indices_backward
-max_pool3d_with_indices max_pool3d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
-mse_loss_backward mul mv nan_to_num narrow native_channel_shuffle native_dropout native_dropout_backward
-native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward ne neg new_empty new_full
-new_ones new_zeros norm ones ones_like permute pixel_shuffle pixel_unshuffle pow prod rand rand_like randn randn_like
-reciprocal reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
-reflection_pad3d_backward relu relu6 remainder repeat replication_pad1d replication_pad1d_backward replication_pad2d
-replication_pad2d_backward replication_pad3d replication_pad3d_backward reshape roll round rsqrt rsub scalar_tensor
-select select_backward select_scatter sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh slice
-slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward softshrink
-softshrink_backward split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh tanh_backward
-threshold threshold_backward transpose tril triu trunc unbind unfold unfold_backward unsafe_split unsqueeze
-upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
-upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d
-upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d
-upsample_trilinear3d_backward var var_mean view view_as_real where xlogy zeros zeros_like
+addcmul addmm alias all amax amin any arange argmax argmin as_strided as_strided_scatter asin asinh atan atan2 atanh
+avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm bernoulli bitwise_and bitwise_not
+bitwise_or bmm cat celu channel_shuffle chunk clamp clamp_max clamp_min clone col2im constant_pad_nd convolution
+convolution_backward copy copysign cos cosh cumsum detach diagonal div dot elu elu_backward empty empty_like eq erf
+erfc exp exp2 expand expand_as expm1 eye fill flip floor fmod frac full full_like ge gelu gelu_backward glu
+glu_backward gt hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh
+hardtanh_backward huber_loss huber_loss_backward im2col isfinite isinf isnan isneginf isposinf le leaky_relu
+leaky_relu_backward lerp lift_fresh lift_fresh_copy linalg_vector_norm linspace log log10 log1p log2
+log_sigmoid_backward log_sigmoid_forward logaddexp logical_and logical_not logical_or logit logsumexp lt masked_fill
+max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
+maximum mean min minimum mish mish_backward mm mse_loss mse_loss_backward mul mv nan_to_num narrow
+native_channel_shuffle native_dropout native_dropout_backward native_group_norm native_group_norm_backward
+native_layer_norm native_layer_norm_backward ne neg new_empty new_full new_ones new_zeros norm ones ones_like permute
+pixel_shuffle pixel_unshuffle pow prod rand rand_like randn randn_like reciprocal reflection_pad1d
+reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward relu
+relu6 remainder repeat replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
+replication_pad3d replication_pad3d_backward reshape roll round rsqrt rsub scalar_tensor select select_backward
+select_scatter sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh slice slice_backward slice_scatter
+smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward softshrink softshrink_backward split split_with_sizes
+sqrt square squeeze stack std sub sum sym_size t tan tanh tanh_backward threshold threshold_backward transpose tril
+triu trunc unbind unfold unfold_backward unsafe_split unsqueeze upsample_bicubic2d upsample_bicubic2d_backward
+upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d
+upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
+upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward var var_mean view view_as_real where
+xlogy zeros zeros_like
 """
 _INDEXING = frozenset(
     {"aten.index", "aten.index_put", "aten._unsafe_index", "aten._unsafe_index_put"}
@@ -439,6 +484,7 @@ _INDEXING = frozenset(
 _BY_AXIS = frozenset({"aten.index_select", "aten.index_add"})
 _GATHERING = frozenset({"aten.gather", "aten.scatter_add", "aten.scatter"})
 _EXTREMES = frozenset({torch.ops.aten.max.dim, torch.ops.aten.min.dim})
+_PLACES_OF_EXTREMES = frozenset({torch.ops.aten.argmax.default, torch.ops.aten.argmin.default})
 _RESHAPING = frozenset(
     {f"aten.{name}" for name in ("view", "expand", "unsqueeze", "squeeze", "reshape", "clone")}
 )

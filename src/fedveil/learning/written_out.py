@@ -77,6 +77,33 @@ def _table(
     return embedding(indices, weight, padding_idx, None, 2.0, *more)
 
 
+def gather(
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    *,
+    sparse_grad: bool = False,
+) -> Tensor:
+    """Pick values along an axis. A row number outside the table gives NaN, or the smallest whole number.
+
+    The number is a word of no table (`embedding`), so only that example counts as zero.
+
+    Raises
+    ------
+    ByValue
+        For `sparse_grad`.
+    """
+    if sparse_grad:
+        raise ByValue("a gather with sparse_grad=True")
+    if input.dtype == torch.bool:
+        return torch.gather(input, dim, index)
+    rows = input.shape[dim]
+    found = torch.gather(input, dim, index.clamp(0, rows - 1))
+    known = (index >= 0) & (index < rows)
+    nothing = math.nan if input.is_floating_point() else torch.iinfo(input.dtype).min
+    return torch.where(known, found, nothing)
+
+
 def embedding_bag(
     input: Tensor,
     weight: Tensor,
@@ -368,6 +395,8 @@ _FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.embedding: embedding,
     torch.embedding: _table,
     F.embedding_bag: embedding_bag,
+    torch.gather: gather,
+    Tensor.gather: gather,
     F.scaled_dot_product_attention: attention,
     F.multi_head_attention_forward: _heads,
     F.instance_norm: instance_norm,

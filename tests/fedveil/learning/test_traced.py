@@ -9,6 +9,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.layout import Layout
+from fedveil.learning import per_example
 from fedveil.learning.streams import with_keyed_dropout
 from fedveil.learning.traced import ByOperators
 
@@ -114,6 +115,21 @@ def test_a_slow_part_is_named_before_the_run(caplog):
 def test_a_layer_that_cannot_be_traced_is_named(caplog):
     before, _ = said_before(nn.Sequential(nn.Linear(3, 3), Gates(), Sorting()), caplog)
     assert "1 (Gates)" in before
+
+
+def test_micro_batches_are_said_before_the_run_and_once(caplog, monkeypatch):
+    """Six examples of 302 numbers each, of which two fit."""
+    model = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 3, 5)), nn.Conv2d(1, 30, 3, padding=1))
+    model.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(30, 2)])
+    monkeypatch.setattr(per_example, "_ELEMENTS", 2 * 300)
+    before, later = said_before(model, caplog)
+    assert "3 micro-batches of 2" in before
+    assert "micro-batch" not in later
+
+
+def test_a_step_that_fits_is_one_batch(caplog):
+    before, later = said_before(nn.Sequential(nn.Flatten(), nn.Linear(15, 2)), caplog)
+    assert "micro-batch" not in before + later
 
 
 class Drops(nn.Module):

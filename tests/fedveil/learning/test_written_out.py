@@ -1,12 +1,14 @@
 """Layers that real models have go in batches, to the gradients that one example a call gives."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from fedveil.layout import Layout
-from fedveil.learning import traced, written_out
+from fedveil.learning import replayed, traced, written_out
 from fedveil.learning.per_example import PerExample
 
 ROWS, CLIP = 9, 0.3
@@ -105,6 +107,26 @@ def gathered(layer, x):
     return layer(x).gather(1, at.expand(len(x), -1, 2))
 
 
+def gathered_by_values(layer, x):
+    """As Hugging Face's RoBERTa finds the kinds of its words: at places that the example says, some beyond the table."""
+    at = (x[:, :, 0].abs() * 3).long()[:, :3, None]
+    return layer(x).gather(1, at.expand(-1, -1, 2))
+
+
+def last_word(layer, x):
+    """As Hugging Face's GPT reads its last word: the place that `argmax` finds."""
+    at = (torch.arange(5) * (x[:, :, 0] > 0)).argmax(1)
+    return layer(x)[torch.arange(len(x)), at]
+
+
+def looked_at(layer, x):
+    """As Hugging Face's masks: left out where nothing is padded, but a trace computes it for all values."""
+    seen = x[:, :, :1] > -1
+    if not torch.compiler.is_compiling() and seen.all():
+        return layer(x)
+    return layer(x) * seen
+
+
 def chosen(layer, x):
     return layer(x)[:, torch.tensor([3, 0, 3])]
 
@@ -196,6 +218,9 @@ MODELS = {
     "grouped, reflecting": (lambda: Read(nn.Conv2d(4, 4, 3, padding=1, groups=2, padding_mode="reflect"), 144), IMAGES),
     "bilinear": (lambda: Read(nn.Bilinear(4, 4, 2), 10, lambda layer, x: layer(x, x)), NUMBERS),
     "weight norm": (lambda: Read(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), 10), NUMBERS),
+    "places gathered by values": (lambda: Read(nn.Linear(4, 2), 6, gathered_by_values), NUMBERS),
+    "the place of the largest value": (lambda: Read(nn.Linear(4, 2), 2, last_word), NUMBERS),
+    "a mask that looks at values": (lambda: Read(nn.Linear(4, 2), 10, looked_at), NUMBERS),
     "places gathered by a constant": (lambda: Read(nn.Linear(4, 2), 6, gathered), NUMBERS),
     "gated": (lambda: Read(nn.GLU(1), 72), IMAGES),
     "shuffled channels": (lambda: Read(nn.ChannelShuffle(2), 144), IMAGES),
@@ -241,7 +266,10 @@ def by_hand(model, x, y, clip):
     shared = [p for p in model.parameters() if p.requires_grad]
     total = torch.zeros(sum(p.numel() for p in shared), dtype=torch.float64)
     for i in range(len(x)):
-        loss = F.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        try:
+            loss = F.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        except (IndexError, RuntimeError):  # a row number beyond a table
+            continue
         own = torch.autograd.grad(loss, shared, allow_unused=True, materialize_grads=True)
         flat = torch.cat([g.reshape(-1) for g in own]).double()
         total += flat * min(1.0, clip / float(flat.norm()))
@@ -302,7 +330,6 @@ class Sorted(nn.Module):
 @pytest.mark.parametrize(
     "how",
     [
-        lambda rows, at: torch.gather(rows, 1, at[:, :, None].expand(rows.shape)),
         lambda rows, at: rows[:, at[0]],
         lambda rows, at: torch.take_along_dim(
             rows, at[:, :, None].clamp(0, 9), 1
@@ -359,6 +386,37 @@ def test_what_has_no_form_is_named(make, named, caplog):
     with caplog.at_level("WARNING"):
         assert found(model, x, y)[0] == "one by one"
     assert named in caplog.text
+
+
+def test_rows_picked_by_an_index_are_added_by_one_thread():
+    """Two threads add the values of one place in the order of their arrival: other bits in most calls."""
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(33, 40_960, generator=draw)
+    places = torch.randint(0, 9, (40_960,), generator=draw)
+
+    def picked(table, own):
+        return (table[places] * own).sum()
+
+    gradients = torch.func.vmap(torch.func.grad(picked), in_dims=(None, 0))
+    graph = traced.recorded(torch.func.functionalize(gradients), torch.zeros(9), values)
+    replayed.add_in_order(graph)
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert called.count(replayed.added_by_one_thread) == 1
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        found = [graph(torch.zeros(9), values)[0] for _ in range(4)]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_only_the_tracing_thread_is_told_that_it_is_traced():
+    with replayed.branches_of_a_trace(), ThreadPoolExecutor(1) as pool:
+        assert torch.compiler.is_compiling()
+        assert not pool.submit(torch.compiler.is_compiling).result()
+    assert not torch.compiler.is_compiling()
 
 
 def test_recording_keeps_no_tensor_and_says_what_was_called():
