@@ -121,13 +121,23 @@ def studies_pages() -> str:
 
 
 def _of_registry(label: str, named: Named, studies: bool) -> list[str]:
-    """A table of keys for each name; a key that an earlier table explains in the same words is only named."""
+    """A table of keys for each name; a key that an earlier table explains in the same words is only named.
+
+    It is named with its default, if that is another one.
+    """
     lines: list[str] = []
     bare: list[str] = []  # of names without keys
-    first: dict[tuple[Any, ...], str] = {}
+    first: dict[
+        tuple[str, ...], tuple[str, str]
+    ] = {}  # where words stood first, and beside which default
     for name, (owner, options) in named.items():
         rows = _of_owner(owner, options)
-        origin = {row[0]: first.setdefault(tuple(map(str, row)), name) for row in rows}
+        origin: dict[str, str] = {}
+        written: dict[str, str] = {}
+        for key, kind, default, meaning in rows:
+            known = first.setdefault((key, kind, meaning), (name, str(default)))
+            origin[key] = known[0]
+            written[key] = f"`{key}`" if str(default) == known[1] else _key(key, kind, default)
         shown = bool(_brought(label, name)) == studies
         if not shown:
             continue
@@ -139,7 +149,7 @@ def _of_registry(label: str, named: Named, studies: bool) -> list[str]:
         lines += _table(new) if new else []
         shared = []
         for earlier in dict.fromkeys(where for where in origin.values() if where != name):
-            keys = ", ".join(f"`{key}`" for key, where in origin.items() if where == earlier)
+            keys = ", ".join(written[key] for key, where in origin.items() if where == earlier)
             shared.append(f"as in `{earlier}`: {keys}")
         lines += [f"A{'; '.join(shared)[1:]}.", ""] if shared else []
         if label == "method":
@@ -159,6 +169,7 @@ def _saying(label: str, name: str, owner: Any) -> str:
         text = re.sub(
             r" \([^()]*(arXiv|\d{4})[^()]*\)", "", text
         )  # the source stands in the docstring
+    text = re.sub(r"^(Malicious clients? that|Build( the| a)?) ", "", text)
     return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
 
 
