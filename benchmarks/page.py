@@ -54,16 +54,14 @@ def records(folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def sets(folder: Path = BENCH) -> dict[str, dict[str, Any]]:
-    """The results of every instruction set there are, the newest first."""
+    """The results of every instruction set there are: the most complete first, of these the newest."""
     found = {path.name: records(path) for path in sorted(folder.iterdir()) if path.is_dir()}
-    return dict(sorted(found.items(), key=lambda pair: _measured_on(pair[1]), reverse=True))
+    return dict(sorted(found.items(), key=lambda pair: _order(pair[1]), reverse=True))
 
 
-def _measured_on(found: Records) -> str:
-    return max(
-        (record["provenance"]["date"] for record in found.values() if record is not None),
-        default="",
-    )
+def _order(found: Records) -> tuple[int, str]:
+    made = [record for record in found.values() if record is not None]
+    return len(made), max((record["provenance"]["date"] for record in made), default="")
 
 
 def page(found: Mapping[str, Records]) -> str:
