@@ -1,8 +1,8 @@
 """Advice: methods that reach a privacy target, and whether a federation can still learn with them.
 
 Noise is compared with signal: the expected length of the noise of all rounds, divided by the largest possible length of
-all their means (the clipping norm times the rounds). As a rule of thumb, training works up to a ratio of 1, and never
-above `1 / ENOUGH` (`fedveil.accounting.planning`; results/first-settings has the runs).
+all their means (the clipping norm times the rounds). As a rule of thumb, training works up to a ratio of 1, and
+hardly above `1 / ENOUGH` (`fedveil.accounting.planning`; results/first-settings has the runs).
 """
 
 import math

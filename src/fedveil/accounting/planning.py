@@ -15,7 +15,7 @@ from fedveil.errors import FieldError, require_a, require_count, require_positiv
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
 from fedveil.ranges import require_within
 
-ENOUGH = 0.3  # signal-to-noise ratio of a run below which no training has worked
+ENOUGH = 0.3  # signal-to-noise ratio of a run below which little or nothing was learned
 _WIDEST = 1e6  # a noise multiplier with which nothing can be learned
 
 
