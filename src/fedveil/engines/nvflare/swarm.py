@@ -55,7 +55,13 @@ from fedveil.secure import PublicKey, public_key
 ANSWERED = "fedveil.answered"  # sites that answered the previous question, in the meta of a task
 ATTEMPTS = 3  # most questions of one round of a secure sum
 FOLDER = "fedveil"
-SEAMS = ("_scatter", "_try_broadcast_final_result", "record_last_result", "send_learn_task")
+SEAMS = (
+    "_end_gather",
+    "_scatter",
+    "_try_broadcast_final_result",
+    "record_last_result",
+    "send_learn_task",
+)
 
 
 class SwarmRound(ServerParty):
@@ -124,6 +130,8 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         self._layout: Layout | None = None
         self._replies: dict[int, Releases] = {}
         self._failed: dict[int, str] = {}
+        self._question_of: int | None = None  # FLARE's number of the question, of the replies
+        self._closed: int | None = None  # the last question whose replies were combined here
         self.history: list[Round] = []
 
     def _method_sites(self) -> None:
@@ -197,7 +205,10 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
     # ---- the combination
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Accept a peer's protected reply; a second reply of the peer in a round is dropped."""
+        """Accept a peer's protected reply; a second reply of the peer in a round is dropped, and a late one."""
+        number = shareable.get_header(AppConstants.CURRENT_ROUND)
+        if number is not None and self._closed is not None and number <= self._closed:
+            return False  # it would count in the next round that this peer combines
         peer = fl_ctx.get_peer_context()
         name = None if peer is None else peer.get_prop(ReservedKey.IDENTITY_NAME)
         site = str(name or fl_ctx.get_identity_name())
@@ -212,6 +223,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
             self._failed[partition] = f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
             escaping(self.logger).warning("FedVeil: %s", self._failed[partition])
             return False
+        self._question_of = number
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
@@ -223,7 +235,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
             If too few replies can be used; the job then ends with the last model.
         """
         replies, failed = self._replies, self._failed
-        self._replies, self._failed = {}, {}
+        self._replies, self._failed, self._closed = {}, {}, self._question_of
         broadcast = self._question(fl_ctx)
         answered = [self.sites[partition] for partition in sorted(replies)]
         if self._secure and len(replies) < len(broadcast.public.roster):
@@ -352,6 +364,12 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         """Train. An aggregator then waits only for the peers that answered last."""
         self._follow(task_data)
         super().do_learn_task(name, task_data, fl_ctx, abort_signal)
+
+    def _end_gather(self, gatherer: Any) -> None:
+        """Combine a round once its last reply is accepted: FLARE counts a reply before, and would combine without it."""
+        with gatherer.lock:
+            pass
+        super()._end_gather(gatherer)
 
     def _follow(self, task_data: Shareable) -> list[str]:
         """Return the peers that answered the last question. A peer that was absent once is not asked again."""

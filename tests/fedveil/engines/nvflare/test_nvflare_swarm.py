@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.ccwf.swarm_client_ctl import SwarmClientController
 from safetensors.torch import load_file
 
 import fedveil as fv
@@ -121,6 +123,40 @@ def test_what_is_not_protected_or_comes_twice_or_from_a_stranger_is_left_out():
     with pytest.raises(NoReplyError):
         one.aggregate(context(model=model))
     assert one.history == []
+
+
+def numbered(value, number):
+    answer = reply(value)
+    answer.set_header(AppConstants.CURRENT_ROUND, number)
+    return answer
+
+
+def test_a_reply_that_comes_after_its_round_was_combined_counts_in_no_other_round():
+    one = server()
+    model = one.load(context())
+    for name in SITES[:2]:
+        assert one.accept(numbered(1.0, 0), context(name))
+    one.aggregate(context(model=model))
+    assert not one.accept(numbered(9.0, 0), context(SITES[2]))
+    assert one.accept(numbered(2.0, 3), context(SITES[2]))
+
+
+def test_a_round_is_combined_once_its_last_reply_is_accepted(monkeypatch):
+    """FLARE's gatherer counts a reply first and accepts it then, in its lock; another thread combines."""
+    happened, lock = [], threading.Lock()
+    monkeypatch.setattr(
+        SwarmClientController, "_end_gather", lambda peer, gatherer: happened.append("combined")
+    )
+    lock.acquire()
+    ending = threading.Thread(
+        target=SwarmPeer(least=2)._end_gather, args=(SimpleNamespace(lock=lock),)
+    )
+    ending.start()
+    ending.join(0.2)
+    happened.append("accepted")
+    lock.release()
+    ending.join(10)
+    assert happened == ["accepted", "combined"]
 
 
 def test_a_sum_that_somebody_is_missing_from_is_asked_again_of_those_who_answered():
