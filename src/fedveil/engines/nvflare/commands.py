@@ -60,9 +60,8 @@ class OfJobs(RequestProcessor):  # type: ignore[misc]
         self.processor = processor
 
     def get_topics(self) -> list[str]:
-        """Return FLARE's own topics."""
-        topics: list[str] = self.processor.get_topics()
-        return topics
+        """Return FLARE's own topics, without those that a guarded site does not answer."""
+        return [topic for topic in self.processor.get_topics() if topic in OF_SITE]
 
     def process(self, req: Message, app_ctx: Any) -> Message:
         """Answer as FLARE does, or refuse an id that is no UUID."""
@@ -72,8 +71,13 @@ class OfJobs(RequestProcessor):  # type: ignore[misc]
         return self.processor.process(req, app_ctx)
 
 
+def narrow_before(processors: list[Any]) -> None:
+    """Narrow FLARE's list of processors before a site's process registers them: it never answers the others."""
+    processors[:] = [one if isinstance(one, OfJobs) else OfJobs(one) for one in processors]
+
+
 def narrow_site(agent: Any) -> None:
-    """Leave a site's own process the commands of `OF_SITE`.
+    """Leave a site's own process, which has started, the commands of `OF_SITE`.
 
     Raises
     ------

@@ -11,8 +11,9 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.sec.authz import AuthorizationService
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
-from fedveil.engines.nvflare.commands import narrow_site
+from fedveil.engines.nvflare.commands import narrow_before, narrow_site
 from fedveil.errors import FieldError
 
 ANYTHING = "super"  # role to which FLARE grants every right, for its own tests
@@ -26,13 +27,16 @@ class SiteGuard(FLComponent):  # type: ignore[misc]
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Take the commands away when the site's process has started.
+        """Take the commands away before the site's process answers any, and look again when it has started.
 
         Raises
         ------
         SystemExit
             If this FLARE keeps its commands elsewhere: the site then does not run without protection.
         """
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            narrow_before(ClientRequestProcessors.request_processors)
+            _grant_nothing(AuthorizationService.get_authorizer())
         if event_type != EventType.SYSTEM_START:
             return
         try:
@@ -44,7 +48,7 @@ class SiteGuard(FLComponent):  # type: ignore[misc]
 
 def _grant_nothing(authorizer: Any) -> None:
     """Let an authorizer refuse the role to which FLARE grants every right."""
-    if authorizer is None:
+    if authorizer is None or getattr(authorizer.authorize, "guarded", False):
         return
     authorize = authorizer.authorize
 
@@ -54,4 +58,5 @@ def _grant_nothing(authorizer: Any) -> None:
         granted: tuple[bool, str] = authorize(ctx)
         return granted
 
+    checked.guarded = True  # type: ignore[attr-defined]
     authorizer.authorize = checked

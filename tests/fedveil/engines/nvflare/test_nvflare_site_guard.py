@@ -33,9 +33,13 @@ SUPER = {"REQUIRE_AUTHZ": "true", "ADMIN_COMMAND": "cat", "USER_ROLE": "super"}
 LEAD = {**SUPER, "USER_ROLE": "lead"}
 
 
-def started(engine, parts):
+def fired(event, engine, parts):
     fl_ctx = FLContextManager(engine, "site-1", "").new_context()
-    fire_event_to_components(EventType.SYSTEM_START, parts, fl_ctx)
+    fire_event_to_components(event, parts, fl_ctx)
+
+
+def started(engine, parts):
+    fired(EventType.SYSTEM_START, engine, parts)
 
 
 class Network:
@@ -120,6 +124,20 @@ def test_a_site_answers_the_commands_by_which_jobs_come_and_go(tmp_path, monkeyp
     assert {TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.DELETE_RUN} <= kept
 
 
+def test_no_other_command_is_ever_registered(tmp_path, monkeypatch):
+    """A server that restarts a site and asks at once finds no moment in which it answers."""
+    listed = list(ClientRequestProcessors.request_processors)
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", listed)
+    fired(EventType.SYSTEM_BOOTSTRAP, None, [SiteGuard()])
+    assert ClientRequestProcessors.request_processors is listed  # FLARE's own list, which it holds
+    site = Process(tmp_path, [], monkeypatch)  # registered, and not started
+    assert set(site.admin_agent.processors) <= OF_SITE
+    (tmp_path / "ward.csv").write_text(SECRET)
+    assert SECRET not in site.answer(SysCommandTopic.SHELL, f"cat {tmp_path / 'ward.csv'}")
+    started(site, [SiteGuard()])
+    assert TrainingTopic.DEPLOY in site.admin_agent.processors
+
+
 @pytest.mark.parametrize("guarded", [False, True])
 def test_the_memory_of_a_guarded_site_is_told_to_nobody(guarded, tmp_path, monkeypatch):
     site = Process(tmp_path, [SiteGuard()] if guarded else [], monkeypatch)
@@ -182,8 +200,15 @@ def _is_command(kind):
 
 
 def test_a_role_for_tests_may_not_bring_code(tmp_path, monkeypatch):
-    for parts, granted in (([], True), ([SiteGuard()], False)):
-        site = Process(tmp_path, parts, monkeypatch)
+    listed = list(ClientRequestProcessors.request_processors)
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", listed)
+    for event, granted in (
+        (EventType.SYSTEM_END, True),
+        (EventType.SYSTEM_BOOTSTRAP, False),
+        (EventType.SYSTEM_START, False),
+    ):
+        site = Process(tmp_path, [], monkeypatch)
+        fired(event, site, [SiteGuard()])
         one = Person("x", "y", "super")
         asked = AuthzContext(user=one, submitter=one, right="byoc")
         assert site.authorizer.authorize(asked)[0] == granted
