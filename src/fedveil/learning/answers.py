@@ -160,8 +160,9 @@ class Answers:
         scores: Floats,
         truth: NDArray[np.bool_],
         group: NDArray[np.int64],
+        groups: int | None = None,
     ) -> Floats:
-        """Return the area under the ROC curve of each group, [n]: how often a true entry scores above a false one.
+        """Return the area under the ROC curve of each group, [groups]: how often a true entry scores above a false one.
 
         Ties count half. A group without a pair of a true and a false entry has NaN.
 
@@ -169,8 +170,10 @@ class Answers:
         ----------
         scores, truth, group : ndarray
             [K] each: scores, whether each entry is true, and the group of each.
+        groups : int, optional
+            Number of groups; by default that of the answers.
         """
-        n = len(self.counts)
+        n = len(self.counts) if groups is None else groups
         order = np.argsort(
             scores
         )  # in any order among equal scores; then stably by group, as groups have few digits
@@ -180,9 +183,10 @@ class Answers:
         scores = scores[order]
         truth = truth[order]
         group = group[order]
-        is_new = (np.diff(scores) != 0) | (np.diff(group) != 0)
-        first = np.flatnonzero(np.r_[True, is_new])
-        ties = np.diff(np.r_[first, len(scores)])
+        is_new = np.ones(len(scores), dtype=bool)
+        is_new[1:] = (scores[1:] != scores[:-1]) | (group[1:] != group[:-1])
+        first = np.flatnonzero(is_new)
+        ties = np.diff(first, append=len(scores))
         ranks = np.repeat(first + (ties + 1) / 2, ties)  # ranks from 1, over all groups
         total = np.bincount(group, minlength=n)
         true = np.bincount(group, truth, n)

@@ -212,14 +212,14 @@ def auc(answers: Answers) -> Floats:
     classes = answers.outputs.shape[1]
     several_hold = answers.task == "labels"
     first = 0 if classes > 2 or several_hold else 1  # with two classes one area is enough
-    by_class: list[Floats] = []
-    for c in range(first, classes):
-        truth = answers.labels[:, c] if several_hold else answers.labels == c
-        by_class.append(answers.ranked(answers.probabilities[:, c], truth, answers.group))
-    if by_class:
-        areas = np.stack(by_class, 1)
-    else:
-        areas = np.full((len(answers.counts), 1), np.nan)
+    of_class, groups = np.arange(first, classes), len(answers.counts)
+    if not of_class.size:
+        return np.full(groups, np.nan)
+    truth = answers.labels.T if several_hold else answers.labels == of_class[:, None]
+    group = np.arange(len(of_class))[:, None] * groups + answers.group
+    scores = answers.probabilities.T[first:]
+    ranked = answers.ranked(scores.ravel(), truth.ravel(), group.ravel(), len(of_class) * groups)
+    areas = np.ascontiguousarray(ranked.reshape(len(of_class), groups).T)
     return np.where(_finite(answers), answers.macro(areas, ~np.isnan(areas)), np.nan)
 
 
