@@ -22,6 +22,7 @@ from fedveil.aggregation import (
     even,
     withstands_weight,
 )
+from fedveil.engines.nvflare.late import Rounds
 from fedveil.engines.nvflare.shareables import rule_of
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.logs import escaping
@@ -75,6 +76,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         self._rule = usable_rule(rule_of(rule), sites, weights, cap, swarm)
         self._state: Any = None
         self._received: dict[str, dict[str, Tensor]] = {}
+        self._rounds = Rounds()
 
     def sensitivity(self, clip: float, relation: Relation = "zero-out") -> float | None:
         """Return a bound on the movement of the result if one site's update, of length at most `clip`, changes; None: no bound."""
@@ -95,7 +97,9 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         self._received = {}
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Accept a site's update if it is usable; a second update of the site in a round is dropped."""
+        """Accept a site's update if it is usable; a second update of the site in a round is dropped, a swarm's late one too."""
+        if self.swarm and self._rounds.late(shareable):
+            return False
         try:
             site, arrays = self._read(shareable, fl_ctx)
         except (FieldError, ValueError) as error:
@@ -113,6 +117,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
             If fewer sites sent a usable update than the rule needs, or no set of arrays is shared by most sites.
         """
         received, self._received = self._agreeing(), {}
+        self._rounds.close()
         names = sorted(received)
         if len(names) < max(1, self._rule.least):
             accepted = f"{type(self._rule).__name__} needs {max(1, self._rule.least)}"

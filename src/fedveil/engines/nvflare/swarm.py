@@ -36,6 +36,7 @@ from fedveil.aggregation import NoState
 from fedveil.engines import messages
 from fedveil.engines.answers import RoundAnswers
 from fedveil.engines.nvflare.filters import require_swarm
+from fedveil.engines.nvflare.late import Rounds
 from fedveil.engines.nvflare.shareables import (
     method_of,
     model_of_name,
@@ -130,8 +131,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         self._layout: Layout | None = None
         self._replies: dict[int, Releases] = {}
         self._failed: dict[int, str] = {}
-        self._question_of: int | None = None  # FLARE's number of the question, of the replies
-        self._closed: int | None = None  # the last question whose replies were combined here
+        self._rounds = Rounds()
         self.history: list[Round] = []
 
     def _method_sites(self) -> None:
@@ -206,8 +206,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """Accept a peer's protected reply; a second reply of the peer in a round is dropped, and a late one."""
-        number = shareable.get_header(AppConstants.CURRENT_ROUND)
-        if number is not None and self._closed is not None and number <= self._closed:
+        if self._rounds.late(shareable):
             return False  # it would count in the next round that this peer combines
         peer = fl_ctx.get_peer_context()
         name = None if peer is None else peer.get_prop(ReservedKey.IDENTITY_NAME)
@@ -223,7 +222,6 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
             self._failed[partition] = f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
             escaping(self.logger).warning("FedVeil: %s", self._failed[partition])
             return False
-        self._question_of = number
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
@@ -235,7 +233,8 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
             If too few replies can be used; the job then ends with the last model.
         """
         replies, failed = self._replies, self._failed
-        self._replies, self._failed, self._closed = {}, {}, self._question_of
+        self._replies, self._failed = {}, {}
+        self._rounds.close()
         broadcast = self._question(fl_ctx)
         answered = [self.sites[partition] for partition in sorted(replies)]
         if self._secure and len(replies) < len(broadcast.public.roster):

@@ -164,6 +164,22 @@ def test_other_arrays_leave_their_sender_out_and_not_the_others(first):
     torch.testing.assert_close(flat(found), stack.median(dim=0).values)
 
 
+@pytest.mark.parametrize("swarm", [True, False])
+def test_a_late_update_counts_in_no_other_round_of_a_swarm(swarm):
+    """A server begins each round with none; FLARE's swarm does not."""
+    one = RuleAggregator("fedmedian", 3, swarm=swarm)
+
+    def accepted(number):
+        update = sent(updates()[0])
+        update.set_header(AppConstants.CURRENT_ROUND, number)
+        return one.accept(update, context("site-1"))
+
+    assert accepted(0)
+    one.aggregate(context())
+    assert accepted(0) != swarm
+    assert accepted(3) == swarm  # the late one would have had its place
+
+
 def test_a_round_in_which_no_arrays_are_those_of_most_sites_is_refused():
     one, rows = RuleAggregator("fedmedian", 4), updates()
     one.accept(sent(rows[0]), context("site-1"))
