@@ -155,8 +155,12 @@ CELLS = {
 
 
 def table():
-    """The page's table."""
+    """All cells, as Markdown."""
     lines = [f"| | {' | '.join(ENGINES)} |", "|---" * (len(ENGINES) + 1) + "|"]
     for method, cells in CELLS.items():
         lines.append(f"| {method} | {' | '.join(said for said, _ in cells)} |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -51,9 +51,7 @@ EXACTLY = {"fedveil init": "asks questions at a terminal"}
 PARTS = {  # blocks of code, by their first lines
     "class Study(LightningModule)": "a part of a site's module (test_nvflare_lightning.py)",
     "promise = {": "a part of examples/nvflare-job/job.py, which its tests run",
-    "from fedveil.flower import FACTS": "a part of a reader's app (test_several_models.py)",
-    "method = fv.RecordDP(": "a part of a reader's app (site_kit.py)",
-    "GaussianFilter(": "a part of a job (test_nvflare_gaussian.py)",
+    "from fedveil.flower import app_loop": "a part of a reader's app (site_kit.py)",
     "import fedveil.nvflare\nfrom nvflare.app_opt": "a part of a job with the reader's network (test_nvflare_recipes.py)",
     "recipe = SwarmLearningRecipe(": "a part of a job with the reader's network (test_nvflare_swarm.py)",
     "import torch\nfrom flwr.app import Message\n": "a client's app (test_secure_sum_app.py)",

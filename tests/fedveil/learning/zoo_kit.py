@@ -411,9 +411,9 @@ ZOO = [
 
 HEAD = """# Networks as people write them
 
-FedVeil trains a network to the numbers of plain PyTorch (same seed and batches, float32: within 1e-4), or refuses it by
-name before the first round. Each network below is small, in the form of libraries and tutorials. At record level it is
-compared with a loop that clips each gradient. `python tests/fedveil/learning/zoo_kit.py` writes this page.
+FedVeil trains a network to the numbers of plain PyTorch (same seed and batches, float32: within 1e-4, exceptions in the
+table), or refuses it by name before the first round. Each network below is small, in the form of libraries and
+tutorials. At record level it is compared with a loop that clips each gradient.
 
 """
 TABLE = """
@@ -423,10 +423,9 @@ The others:
 |---|---|---|
 """
 TAIL = """
-*mend*: `fedveil.learning.mend(model)` returns a model that trains there. *One example a call*: record level has no way for
+*mend*: `fedveil.learning.mend(model)` returns a model that trains there. *One example per call*: record level has no way for
 a batch ([why](rounding.md#layers-that-are-written-out)), and is slow. *Draws its own numbers*: its random numbers are
-not those of plain PyTorch, so results are not compared. *Rows follow other rows*: the result for an example depends on
-others in its batch.
+not those of plain PyTorch, so results are not compared.
 """
 
 
@@ -440,9 +439,8 @@ def page() -> str:
         for name, without, inside in others
     ]
     listed = "\n".join(f"- {name}" for name in plain)
-    return (
-        f"{HEAD}These train both without noise inside and at record level:\n\n{listed}\n{TABLE}"
-        + ("\n".join(rows) + "\n" + TAIL)
+    return f"{HEAD}These train with every method:\n\n{listed}\n{TABLE}" + (
+        "\n".join(rows) + "\n" + TAIL
     )
 
 
@@ -458,7 +456,7 @@ def _record(cell: Cell) -> str:
         said = "trains (it draws its own numbers)"
     elif not cell.record and cell.within > 1e-4:
         said = f"trains, within {cell.within:g}"
-    return said + (", one example a call" if cell.alone else "")
+    return said + (", one example per call" if cell.alone else "")
 
 
 REASONS = {
@@ -467,8 +465,8 @@ REASONS = {
     BATCH_NORM: "refused: it mixes examples",
     IN_PLACE: "refused: in-place ReLU overwrites what gradients need",
     "call it once": "refused: layers without a size",
-    "batch_first": "refused: rows follow other rows",
-    "other examples": "refused: rows follow other rows",
+    "batch_first": "refused: a result depends on other examples",
+    "other examples": "refused: a result depends on other examples",
     "sparse=True": "refused: sparse gradients show words",
     "model.module": "refused: give `model.module`",
     "scripted": "refused: give the module it was made from",
