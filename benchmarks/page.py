@@ -39,7 +39,10 @@ compare ratios, not milliseconds."""
 _HEAD = """`make bench` builds an environment with the peers, measures every part (under 20 minutes on two cores) and writes both
 pages. FedVeil runs with its defaults: clipping, noise, ledger and accounting are on. The peers do the same work in turn
 with it, in one process; Flower runs in processes of its own. Every worker has one thread inside PyTorch. A ratio is of
-minimums, which disturbances hardly change; the ratio of medians is in brackets."""
+minimums, which disturbances hardly change; the ratio of medians is in brackets.
+
+One process holds 100,000 clients, 100 million parameters, or a secure sum of 200 sites
+([scale](../results/bench/scale.md), measured apart by `python -m benchmarks.scale`)."""
 
 _MEASURED_HEAD = """# All figures of the benchmarks
 
