@@ -203,9 +203,7 @@ def _of_resources(values: Mapping[str, Any]) -> Iterator[Binding]:
     yield Binding(f"resources.json {SWITCH}", "yes" if off else "no", why)
     guarded = any(is_ours(part, SITE_GUARD) for part in components_of(values))
     why = "the server gives only the commands by which jobs come and go"
-    missing = (
-        "is no component: code in the server's processes may read any file, and delete this folder"
-    )
+    missing = "is no component: code in the server's processes reads any file that this account reads, and can empty this folder"
     yield Binding(
         "resources.json components: SiteGuard",
         "yes" if guarded else "no",

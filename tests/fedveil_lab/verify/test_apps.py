@@ -95,7 +95,7 @@ def test_the_example_s_section_composes_its_thirty_rounds():
     [
         ("import socket; socket.create_connection(('example.org', 80))", "asks for the network"),
         ("raise ValueError('no such file')", "no such file"),
-        ("import time; time.sleep(60)", "hangs"),
+        pytest.param("import time; time.sleep(60)", "hangs", marks=pytest.mark.slow),
     ],
 )
 def test_an_app_that_does_not_run_gets_no_verdict(folder, line, why):
