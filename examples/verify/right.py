@@ -11,7 +11,7 @@ CASES = {
     "randomised_response": {"claim": "eps=1 delta=0 replace-one client total local"},
     "geometric_count": {"claim": "eps=1 delta=0 zero-out client total central"},
     "poisson_steps": {
-        "claim": "eps=1 delta=1e-5 zero-out record total central",
+        "claim": "eps=1 delta=1e-5 add/remove record total central",
         "steps": "noise_multiplier=1.9 lots=poisson rate=0.125 steps=8",
     },
     "local_noise": {

@@ -8,7 +8,7 @@ import numpy as np
 
 Z1, Z2 = 3.7307, 1.9939  # noise over sensitivity for epsilon 1 and 2 at delta 1e-5, one release
 CLIENT = "zero-out client total central"
-RECORD = "zero-out record total central"
+RECORD = "zero-out record total central"  # the command refuses it, as in most functions a row of zeros counts
 
 # what is claimed, how much data the worlds have, what the code does where a claim can be composed, who catches it
 CASES = {
