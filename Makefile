@@ -120,7 +120,7 @@ deploy-test: $(TEST)  ## try to get round `fedveil node` on a real SuperLink and
 	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py tests/deploy/test_bad_input.py tests/deploy/test_server_killed.py tests/deploy/test_existing_app.py tests/deploy/test_ifca.py $(PYTEST_ARGS)
 
 deploy-kills: $(TEST)  ## kill -9 SuperLink, ServerApp and SuperNodes in a run, and go on with it (CHAIN_PATIENCE=300: on a busy machine)
-	@$(PYTEST) -n 0 -m "deploy and not slow" tests/deploy/test_kills.py tests/deploy/test_example_deployed.py $(PYTEST_ARGS)
+	@$(PYTEST) -n 0 -m "deploy and not slow" tests/deploy/test_kills.py tests/deploy/test_example_deployed.py tests/deploy/test_foreign_app.py $(PYTEST_ARGS)
 
 deploy-methods: $(TEST)  ## each method on a SuperLink and three SuperNodes ends in the embedded bits (CHAIN_PATIENCE=300: on a busy machine)
 	@$(PYTEST) -n 0 -m deploy tests/deploy/test_methods_deployed.py $(PYTEST_ARGS)

@@ -9,8 +9,6 @@ chain run on a busy machine, and Flower notices the death of a node's process af
 import json
 import os
 import shutil
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from chain import BIN, SLOWER, Chain, end, wait, write_app
@@ -115,22 +113,11 @@ class Study:
         if victim == str(self.chain.link.pid):
             end(self.chain.link)  # what it started outlives it, and the ServerApp holds the folder
         if who == "server":
-            wait(lambda: not self.servers(), PATIENCE, *self.chain.logs)
+            wait(lambda: not self.chain.servers(), PATIENCE, *self.chain.logs)
             process.kill()
             self.settled = self.stored()
             return None
         return self._played(out)
-
-    def servers(self):
-        """Ids of ServerApps of this chain that live."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                ours = f"FLWR_HOME={self.chain.home}".encode() in path.read_bytes()
-                words = path.with_name("cmdline").read_bytes()
-                if ours and b"flwr-serverapp" in words:
-                    found.append(int(path.parent.name))
-        return found
 
     def steps(self, who):
         return (self.disk / f"{who}.steps").read_text().splitlines()

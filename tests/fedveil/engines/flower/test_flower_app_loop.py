@@ -1,6 +1,7 @@
 """A Flower app's own loop: the node answers with FedVeil's steps, whatever the train function returns."""
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,7 +14,14 @@ from torch import nn
 import fedveil as fv
 from fedveil.engines.flower.lending import Lent, lending
 from fedveil.errors import FieldError, NoReplyError
-from fedveil.flower import FedVeilStrategy, app_loop, privacy_mod, run_in_process
+from fedveil.flower import (
+    FedVeilStrategy,
+    ServerFolder,
+    app_loop,
+    begin_ledger,
+    privacy_mod,
+    run_in_process,
+)
 from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.mechanisms import ReproducibleSource
 
@@ -153,6 +161,49 @@ def quietly(net, optimizer):
 def test_no_loop_or_two_are_errors_that_a_simulation_raises(train):
     with pytest.raises(NoReplyError, match="app_loop"):
         play(train)
+
+
+@pytest.mark.parametrize(("planned", "asked"), [(2, []), (3, [2])])
+def test_a_round_that_its_server_lost_costs_one_of_the_plan(tmp_path, planned, asked):
+    """Two rounds are asked; the server dies when the nodes have answered the second."""
+    method, nodes = replace(METHOD, rounds=planned), []
+    for i in range(2):
+        ledger, head = tmp_path / f"site{i}", tmp_path / f"head{i}"
+        begin_ledger(ledger, i, by="a test", head=head)
+        nodes.append({"privacy.ledger": str(ledger), "privacy.head": str(head)})
+
+    def begun(run, resume):
+        own = PrivateTrainer(network(), LAYOUT, LocalTraining(lr=0.3), method.noisy_steps)
+        mod = privacy_mod(LAYOUT, method, trainer=own, run=run)
+        client, server = ClientApp(mods=[mod]), ServerApp()
+        client.train()(partial(answered, epochs))
+        folder = ServerFolder(tmp_path / "run", resume=resume)
+        strategy = FedVeilStrategy(method, LAYOUT, rounds=2, evaluate=False, folder=folder)
+
+        @server.main()
+        def main(grid, context):
+            strategy.start(grid, ArrayRecord(network().state_dict()))
+
+        return strategy, partial(run_in_process, server, client, 2, node_configs=nodes)
+
+    first, play_first = begun("first", False)
+    combine = first.server.combine
+
+    def dies(*arguments, **named):
+        if first.history:
+            raise KeyboardInterrupt
+        return combine(*arguments, **named)
+
+    first.server.combine = dies
+    with pytest.raises(KeyboardInterrupt):
+        play_first()
+    second, play_second = begun("second", True)
+    play_second()
+    assert [log.number for log in second.history] == asked
+    assert ("budget" in second.stopped) == (not asked)
+    for i in range(2):
+        text = (tmp_path / f"site{i}" / f"{i}.jsonl").read_text()
+        assert text.count('"digest": "open"') == planned
 
 
 def test_no_message_or_no_trainer_no_loop():
