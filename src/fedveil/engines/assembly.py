@@ -219,11 +219,11 @@ def require_undrawn(size: int, clients: int, method: methods.Method) -> None:
         )
 
 
-def require_counted(clients: int | None, method: methods.Method) -> None:
+def require_planned(cohort: object, method: methods.Method, field: str) -> None:
     """Refuse a federation of whoever is connected under add/remove: its divisor would change with who belongs."""
-    if clients is None and method.server.relation == "add/remove":
-        accepted = "is needed under add/remove: the mean is divided by it, whoever belongs; or take zero-out"
-        raise FieldError("clients", None, accepted)
+    if cohort is None and method.server.relation == "add/remove":
+        accepted = "is needed under add/remove: it gives the divisor of the mean, whoever belongs; or take zero-out"
+        raise FieldError(field, None, accepted)
 
 
 def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:

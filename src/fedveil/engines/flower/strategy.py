@@ -15,7 +15,7 @@ from fedveil.accounting import Guarantee, SpendFilter
 from fedveil.engines.assembly import (
     AnyMethod,
     draw_cohort,
-    require_counted,
+    require_planned,
     require_undrawn,
     resolve_method,
     several,
@@ -152,7 +152,7 @@ class FedVeilStrategy(Strategy):
         standing = self._standing = None if folder is None else folder.standing
         if standing is not None:
             self.done = standing.round
-        require_counted(clients, planned)
+        require_planned(clients, planned, "clients")
         wanted = (self.method.server.hypotheses, self.layout.size)
         if initial is not None and initial.shape != wanted:
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.answers import Collected
-from fedveil.engines.assembly import draw_cohort, require_undrawn
+from fedveil.engines.assembly import draw_cohort, require_planned, require_undrawn
 from fedveil.engines.history import Best
 from fedveil.engines.memory import require_room
 from fedveil.engines.nvflare.filters import TRAIN
@@ -235,6 +235,7 @@ class ServerController(Controller):  # type: ignore[misc]
         if size > len(sites):
             raise FieldError("clients_per_round", size, f"there are only {len(sites)} sites")
         require_undrawn(size, len(sites), self._method)
+        require_planned(self.sites, self._method, "sites")
         k = self._method.server.hypotheses
         module, layout, self.models = model_of_name(
             self.model, self.model_options, self.buffers, seed, k

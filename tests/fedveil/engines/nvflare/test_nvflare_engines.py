@@ -145,6 +145,14 @@ def test_under_add_remove_a_drawn_cohort_is_refused(tmp_path):
     assert [site.executor.trained for site in sites] == [0, 0, 0]
 
 
+def test_under_add_remove_sites_have_to_be_named(tmp_path):
+    own = {"method": "global", "parameters": {"relation": "add/remove", "noise_multiplier": 1.0}}
+    sites = sites_of(tmp_path, **own)
+    found = run(tmp_path, sites, **own)
+    assert "sites" in found.engine.panics[0]
+    assert [site.executor.trained for site in sites] == [0, 0, 0]
+
+
 def test_results_that_do_not_fit_into_memory_end_the_job_before_anybody_trains(
     tmp_path, monkeypatch
 ):
