@@ -76,8 +76,8 @@ class Game:
         start, server = self.models[strategy.done], ServerApp()
 
         def seen(number, arrays):
-            self.models[strategy.done + number] = from_arrays(LAYOUT, arrays)
-            if number == dies:
+            self.models[number] = from_arrays(LAYOUT, arrays)
+            if number == strategy.done + dies:
                 raise Killed
 
         @server.main()

@@ -162,7 +162,7 @@ def test_the_table_finds_its_planted_bugs():
 
 @pytest.mark.parametrize(
     ("name", "canaries"),
-    [("global DP, discrete noise", 1000), ("record-level DP, four sampled steps", 2000)],
+    [("global DP, discrete noise", 2000), ("record-level DP, four sampled steps", 2000)],
 )
 def test_half_the_noise_is_found_by_the_whole_curve_where_one_delta_shows_nothing(name, canaries):
     audit = audits(canaries)[name]

@@ -4,7 +4,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 
 
-class Rounds:
+class OpenRounds:
     """Rounds that one peer of a swarm combined, by FLARE's own numbers.
 
     FLARE refuses a reply with the number of a round that has not begun.

@@ -22,7 +22,7 @@ from fedveil.aggregation import (
     even,
     withstands_weight,
 )
-from fedveil.engines.nvflare.late import Rounds
+from fedveil.engines.nvflare.late import OpenRounds
 from fedveil.engines.nvflare.shareables import rule_of
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.logs import escaping
@@ -76,7 +76,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         self._rule = usable_rule(rule_of(rule), sites, weights, cap, swarm)
         self._state: Any = None
         self._received: dict[str, dict[str, Tensor]] = {}
-        self._rounds = Rounds()
+        self._rounds = OpenRounds()
 
     def sensitivity(self, clip: float, relation: Relation = "zero-out") -> float | None:
         """Return a bound on the movement of the result if one site's update, of length at most `clip`, changes; None: no bound."""

@@ -36,7 +36,7 @@ from fedveil.aggregation import NoState
 from fedveil.engines import messages
 from fedveil.engines.answers import RoundAnswers
 from fedveil.engines.nvflare.filters import require_swarm
-from fedveil.engines.nvflare.late import Rounds
+from fedveil.engines.nvflare.late import OpenRounds
 from fedveil.engines.nvflare.shareables import (
     method_of,
     model_of_name,
@@ -131,7 +131,7 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         self._layout: Layout | None = None
         self._replies: dict[int, Releases] = {}
         self._failed: dict[int, str] = {}
-        self._rounds = Rounds()
+        self._rounds = OpenRounds()
         self.history: list[Round] = []
 
     def _method_sites(self) -> None:
