@@ -149,7 +149,7 @@ def _charge(spend: Spend) -> float:
 
 
 class LeakageFilter:
-    """Filter that caps the total leakage: epsilon times distance (d-privacy), or the heuristic n / nu.
+    """Filter that caps the total leakage: epsilon times distance (d-privacy), or the heuristic n / nu (n parameters).
 
     Parameters
     ----------

@@ -311,7 +311,7 @@ class PerturbationAware(ServerDefaults):
     Parameters
     ----------
     normalised : bool
-        True: weights proportional to 1/alpha that sum to 1. False: the printed 1/(K alpha).
+        True: weights of K clients that sum to 1, proportional to 1/alpha (alpha: a client's score). False: the printed 1/(K alpha).
     weighting : {"scores", "equal"}
         "scores": weights from scores on public data. "equal": the plain mean without public data, FedRE's baseline.
     """

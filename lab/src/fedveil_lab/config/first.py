@@ -473,6 +473,8 @@ def _chosen(
             kind = f"a number within {about['target_range']}"
         elif several:
             kind = f"any of {about['classes']}"
+        elif isinstance(about["classes"], int):
+            kind = f"{about['classes']} classes"
         else:
             kind = f"one of {about['classes']}"
         said.append(f'[data] target = "{about["target"]}": {kind}')

@@ -57,7 +57,7 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
     figure = "a share of the mean's error"
     if classes:
         figure = "balanced accuracy"
-    first = f"Forecast before any data are used. Without privacy {figure} {possible:.2f} is possible{assumed}:"
+    first = f"Forecast before anything is trained. Without privacy {figure} {possible:.2f} is possible{assumed}:"
     read = private_numbers(setup)
     rests = f"conditional: this forecast rests on private numbers ({', '.join(read)})"
     return [first, *said, *[rests] * bool(read)]
