@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedveil.accounting.draws import Draw
@@ -144,6 +145,13 @@ class Spend:
         for name in ("guarantee", "scale"):
             if name not in values:
                 raise FieldError(f"spend.{name}", None, "it is needed, as in a ledger's line")
+        require_a("spend.scale", values["scale"], (list, tuple), "must be a list of numbers")
+        for value in values["scale"]:
+            require_a("spend.scale", value, (int, float), "must be a list of numbers")
+        for name in ("sensitivity", "charge", "leakage"):
+            value = values.get(name)
+            require_a(f"spend.{name}", value, (int, float, NoneType), "must be a number, or null")
+        require_a("spend.mechanism", values.get("mechanism", ""), str, "must be a name")
         guarantee = Guarantee.from_dict(values["guarantee"])
         draws = tuple(Draw(**draw) for draw in values.get("draws", ()))
         read = {"guarantee": guarantee, "scale": tuple(values["scale"]), "draws": draws}
