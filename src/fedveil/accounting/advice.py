@@ -2,7 +2,8 @@
 
 Noise is compared with signal: the expected length of the noise of all rounds, divided by the largest possible length of
 all their means (the clipping norm times the rounds). As a rule of thumb, training works up to a ratio of 1, and
-hardly above `1 / ENOUGH` (`fedveil.accounting.planning`; results/first-settings has the runs).
+hardly above `1 / ENOUGH` (`fedveil.accounting.planning`). For images the rule is too strict: results/first-settings has
+the runs.
 """
 
 import math

@@ -69,7 +69,7 @@ def _notes_on(choices: Sequence[Choice], delta: float) -> list[str]:
     """Explain the columns, the promise of the first choice, and of the first one for single records."""
     notes = [
         "noise/signal: length of the noise of all rounds over the largest possible length of all their mean updates.",
-        f"possible: noise/signal up to 1; hard: up to {1 / ENOUGH:.2g}; hopeless: above (a rule of thumb).",
+        f"possible: noise/signal up to 1; hard: up to {1 / ENOUGH:.2g}; hopeless: above (a rule of thumb, too strict for images).",
     ]
     proven = [choice.guarantee for choice in choices if choice.guarantee is not None]
     if proven:
