@@ -43,7 +43,8 @@ def advice_tables(choices: Sequence[Choice], delta: float) -> list[Table]:
         notes=_notes_on(choices, delta),
         data=[_choice_values(choice, delta) for choice in choices],
     )
-    return [whole.only(*header[:4]), whole.only("method", *header[4:])]
+    settings = header[4:] if any(choice.evidence for choice in choices) else header[4:5]
+    return [whole.only(*header[:4]), whole.only("method", *settings)]
 
 
 def _variant(choice: Choice) -> str:

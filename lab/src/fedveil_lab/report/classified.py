@@ -81,10 +81,10 @@ def _pooled(summary: Summary) -> Mapping[str, Any]:
 
 def _title(found: Mapping[str, Any]) -> str:
     """Write round, positive class and rows of figures."""
-    over = f"95% over {measured_on(found)}"
+    over = f"95% intervals over {measured_on(found)}"
     if found["positive"]:
-        return f"last round, positive: {found['positive']}, {over}"
-    return f"last round, {over}"
+        return f"last round; positive class: {found['positive']}; {over}"
+    return f"last round; {over}"
 
 
 def _figures(found: Mapping[str, Any]) -> Table:
@@ -116,19 +116,19 @@ def _confusion(found: Mapping[str, Any]) -> Table:
 
 def _calibration(found: Mapping[str, Any]) -> Table:
     """Make a line per bin: the predicted probability, and the share of rows that truly belong to the class."""
-    what = "of the predicted class"
+    what, held = "the predicted class", "where it is true"
     if found["positive"]:
-        what = f"that it is {found['positive']}"
+        what, held = found["positive"], "that belong to it"
     rows: list[dict[str, object]] = []
     for one in found["calibration"]:
         rows.append(
             {
                 "predicted": f"{one['said']:.3f}",
-                "right": _text(one["found"]),
+                "found": _text(one["found"]),
                 "rows": str(one["rows"]),
             }
         )
-    title = f"calibration: mean probability {what}, and the share of rows where this was right"
+    title = f"calibration: mean predicted probability of {what}, and the share of these rows {held}"
     return Table.of(rows, title=title, numbers=["rows"])
 
 
