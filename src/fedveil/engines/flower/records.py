@@ -226,6 +226,14 @@ def _read_integers(content: RecordDict, name: str, kind: Literal["sum", "share"]
     return (Release(kind, tensors[name]),) if list(tensors) == [name] else ()
 
 
+def _as_float(field: str, value: float) -> float:
+    """Return a number as a float; refuse a whole number beyond all floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise FieldError(field, value, "must be numbers that a float can hold") from None
+
+
 def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> ClientFacts:
     """Read the facts in training code's reply; without them the first hypothesis counts as chosen, without scores."""
     record = content.get(FACTS, ConfigRecord({"chosen": 0}))
@@ -245,7 +253,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
                 FACTS, [names, values], "layers and scores must be lists of one length"
             )
         scores = {
-            str(n): float(v)
+            str(n): _as_float("scores", v)
             for n, v in zip(names, values, strict=True)
             if isinstance(v, int | float)
         }
@@ -255,6 +263,9 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
         if not isinstance(marks, list) or len(marks) != len(fields(NoisySteps)):
             raise FieldError("noised", marks, "must be what write_facts makes of Trained.noised")
         kinds = get_type_hints(NoisySteps)
+        for mark in marks:
+            if isinstance(mark, int | float):
+                _as_float("noised", mark)
         noised = NoisySteps(
             **{f.name: kinds[f.name](v) for f, v in zip(fields(NoisySteps), marks, strict=True)}
         )
