@@ -698,8 +698,8 @@ BUGS = (
     _bug(
         "discrete noise has no sign",
         "DiscreteGaussianNoise.sample",
-        "np.where(negative, -size_of, size_of)",
-        "size_of",
+        "np.where(negative, -magnitude, magnitude)",
+        "magnitude",
         "test_discrete",
     ),
     _bug(

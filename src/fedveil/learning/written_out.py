@@ -84,9 +84,9 @@ def gather(
     *,
     sparse_grad: bool = False,
 ) -> Tensor:
-    """Pick values along an axis. A row number outside the table gives NaN, or the smallest whole number.
+    """Pick values along an axis. A row number outside the table gives NaN, the smallest whole number, or False.
 
-    The number is a word of no table (`embedding`), so only that example counts as zero.
+    NaN makes that example count as zero. So does the number, if it then picks a word (`embedding`).
 
     Raises
     ------
@@ -95,11 +95,11 @@ def gather(
     """
     if sparse_grad:
         raise ByValue("a gather with sparse_grad=True")
-    if input.dtype == torch.bool:
-        return torch.gather(input, dim, index)
     rows = input.shape[dim]
     found = torch.gather(input, dim, index.clamp(0, rows - 1))
     known = (index >= 0) & (index < rows)
+    if input.dtype == torch.bool:
+        return known & found
     nothing = math.nan if input.is_floating_point() else torch.iinfo(input.dtype).min
     return torch.where(known, found, nothing)
 

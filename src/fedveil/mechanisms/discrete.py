@@ -20,7 +20,7 @@ from torch import Tensor
 from fedveil.errors import FieldError, require_count, require_positive
 from fedveil.mechanisms.source import Source
 
-LARGEST = 1 << 11  # sigma on the grid; a sampler keeps some thirteen thresholds for each unit of it
+LARGEST = 1 << 11  # sigma on the grid; a sampler keeps nine thresholds for each unit of it
 _RANGE = 1 << 63
 _BITS = 62  # of a uniform number that are drawn for every integer; one more bit is the sign
 _MORE = 63  # bits that are drawn at a time where the first do not decide
@@ -53,10 +53,10 @@ class DiscreteGaussianNoise:
         drawn = source.bits(require_count("size", size)).numpy()
         uniform, negative = drawn >> 1, (drawn & 1).astype(bool)
         thresholds = _thresholds(self.sigma)
-        size_of = np.searchsorted(thresholds, uniform)
-        for place in np.flatnonzero(thresholds[size_of] == uniform):
-            size_of[place] = _decided(self.sigma, int(uniform[place]), source)
-        return torch.from_numpy(np.where(negative, -size_of, size_of))
+        magnitude = np.searchsorted(thresholds, uniform)
+        for place in np.flatnonzero(thresholds[magnitude] == uniform):
+            magnitude[place] = _decided(self.sigma, int(uniform[place]), source)
+        return torch.from_numpy(np.where(negative, -magnitude, magnitude))
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def _exact(sigma: int, bits: int, guard: int = _GUARD) -> list[int]:
     inside = -weights[0]
     while not result or result[-1] < last:
         inside += 2 * weights[len(result)]
-        least = (inside - _ERROR << bits) // all_of_them
-        most = (inside + _ERROR << bits) // all_of_them
+        least = ((inside - _ERROR) << bits) // all_of_them
+        most = ((inside + _ERROR) << bits) // all_of_them
         if least < min(most, last):
             return _exact(sigma, bits, 2 * guard)
         result.append(min(most, last))

@@ -448,3 +448,9 @@ def test_sums_of_products_are_one_product(turned):
     traced.join_products(graph)
     torch.testing.assert_close(graph(*inputs)[0], sums(*inputs))
     assert sum(node.target is torch.ops.aten.bmm.default for node in graph.graph.nodes) == 1
+
+
+def test_a_row_number_outside_a_table_of_truth_values_raises_for_nobody():
+    table = torch.tensor([[True, False], [False, True]])
+    found = written_out.gather(table, 1, torch.tensor([[0, 7], [-1, 1]]))
+    assert found.tolist() == [[True, False], [False, True]]

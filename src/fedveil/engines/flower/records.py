@@ -8,7 +8,7 @@ Flower keeps a context for each node through a run. It holds the client's memory
 and lines of the ledger. For a ledger of this run these are all lines, for a lifetime ledger (a file) only the last one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, cast, get_type_hints
 
@@ -226,10 +226,10 @@ def _read_integers(content: RecordDict, name: str, kind: Literal["sum", "share"]
     return (Release(kind, tensors[name]),) if list(tensors) == [name] else ()
 
 
-def _as_float(field: str, value: float) -> float:
-    """Return a number as a float; refuse a whole number beyond all floats."""
+def _converted(field: str, kind: Callable[[Any], Any], value: Any) -> Any:
+    """Convert a number to another kind; refuse a whole number beyond all floats."""
     try:
-        return float(value)
+        return kind(value)
     except OverflowError:
         raise FieldError(field, value, "must be numbers that a float can hold") from None
 
@@ -253,7 +253,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
                 FACTS, [names, values], "layers and scores must be lists of one length"
             )
         scores = {
-            str(n): _as_float("scores", v)
+            str(n): _converted("scores", float, v)
             for n, v in zip(names, values, strict=True)
             if isinstance(v, int | float)
         }
@@ -263,12 +263,11 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
         if not isinstance(marks, list) or len(marks) != len(fields(NoisySteps)):
             raise FieldError("noised", marks, "must be what write_facts makes of Trained.noised")
         kinds = get_type_hints(NoisySteps)
-        for mark in marks:
-            if isinstance(mark, int | float):
-                _as_float("noised", mark)
-        noised = NoisySteps(
-            **{f.name: kinds[f.name](v) for f, v in zip(fields(NoisySteps), marks, strict=True)}
-        )
+        made = {
+            field.name: _converted("noised", kinds[field.name], mark)
+            for field, mark in zip(fields(NoisySteps), marks, strict=True)
+        }
+        noised = NoisySteps(**made)
     return ClientFacts(
         broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores, noised=noised
     )

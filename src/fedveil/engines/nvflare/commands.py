@@ -39,9 +39,8 @@ OF_JOB = {
     AdminCommandNames.CHECK_STATUS,
     AdminCommandNames.SHUTDOWN,
 }
-DIAGNOSTICS = (
-    "_net_manager:"  # FLARE's channel of figures of a process, its settings and its network
-)
+# FLARE's channel for figures of a process, its settings and its network
+DIAGNOSTICS = "_net_manager:"
 
 
 class OfJobs(RequestProcessor):  # type: ignore[misc]
