@@ -33,6 +33,7 @@ def measured_in(table):
         return {row["mechanism"]: row for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 def test_a_stranger_s_mechanism_is_refuted_and_the_mended_one_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, worlds = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

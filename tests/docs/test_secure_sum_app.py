@@ -53,6 +53,7 @@ def configurations(folder):
     return found
 
 
+@pytest.mark.slow
 def test_the_pages_app_learns_from_sums(code, tmp_path, capsys):
     ward, server = code
     config = {"out": str(tmp_path / "run")}

@@ -39,6 +39,7 @@ def test_the_blocks_on_extending_run_one_after_the_other(capsys):
     assert "('vanilla', " in shown
 
 
+@pytest.mark.slow
 def test_the_blocks_on_the_accountant_run_one_after_the_other(capsys):
     code = "\n".join(
         re.findall(r"```python\n(.*?)```", (DOCS / "accountant.md").read_text(), re.DOTALL)

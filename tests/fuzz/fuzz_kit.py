@@ -47,7 +47,20 @@ def played(examples: int) -> Callable[[Any], Any]:
 
 
 def outcome(call: Callable[[], Any], *refusals: type[Exception]) -> Any:
-    """What a call returns, or `REFUSED`; fails where it crashes, is slow, takes memory or unpickles."""
+    """What a call returns, or `REFUSED`; fails where it crashes, is slow twice, takes memory or unpickles.
+
+    A call that is slow once may have loaded a module, or met the collector of garbage: a slow input is slow again.
+    """
+    value, seconds = _played(call, *refusals)
+    if seconds >= SECONDS:
+        value, again = _played(call, *refusals)
+        seconds = min(seconds, again)
+    assert seconds < SECONDS, f"took {seconds:.1f} s of the processor, twice"
+    return value
+
+
+def _played(call: Callable[[], Any], *refusals: type[Exception]) -> tuple[Any, float]:
+    """What a call returns, or `REFUSED`, and its seconds of the processor."""
     _pickled.clear()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -64,9 +77,8 @@ def outcome(call: Callable[[], Any], *refusals: type[Exception]) -> Any:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     took = time.process_time() - began
     assert words.strip(), "a refusal without words"
-    assert took < SECONDS, f"took {took:.1f} s of the processor"
     assert not _pickled, f"unpickled {_pickled[:3]}"
-    return value
+    return value, took
 
 
 numbers = st.one_of(

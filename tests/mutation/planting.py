@@ -59,7 +59,7 @@ class Sources:
         found = defaultdict(list)
         for package in self.packages:
             for file in sorted(package.rglob("*.py")):
-                tree = ast.parse(file.read_text())
+                tree = parsed(file.read_text())
                 for name in dict.fromkeys(name for node in inside(tree) for name in names_of(node)):
                     found[name].append(file)
         return found
@@ -83,12 +83,15 @@ class Sources:
 
     def part(self, file, name):
         if (file, name) not in self.parts:
-            tree = ast.parse(file.read_text())
-            tree.body = [
-                statement for statement in tree.body if getattr(statement, "name", name) == name
-            ]
-            self.parts[file, name] = ast.unparse(tree)
+            body = [one for one in parsed(file.read_text()).body if getattr(one, "name", name) == name]
+            self.parts[file, name] = ast.unparse(ast.Module(body, []))
         return self.parts[file, name]
+
+
+@cache
+def parsed(text):
+    """A module's tree, which nobody may edit."""
+    return ast.parse(text)
 
 
 def outermost(bug):
@@ -97,14 +100,18 @@ def outermost(bug):
 
 @cache
 def modules_of_tests(root):
-    """All modules below a root's tests, ascending."""
-    return sorted(root.glob("tests/**/*.py"))
+    """All modules below a root's tests, ascending, by their name."""
+    found = defaultdict(list)
+    for file in sorted(root.glob("tests/**/*.py")):
+        found[file.stem].append(file)
+    return found
 
 
 def file_of_test(test, root=ROOT):
     """The path, as pytest takes it, of a test module by its name."""
     name, colons, inner = test.partition("::")
-    found = [file for file in modules_of_tests(root) if file.match(f"{name}.py")]
+    modules = modules_of_tests(root)[Path(name).name]
+    found = [file for file in modules if file.match(f"{name}.py")]
     assert len(found) == 1, (
         f"{len(found)} test modules are {name!r}; name the folder too where there are several: {found}"
     )

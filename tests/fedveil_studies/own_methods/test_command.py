@@ -12,6 +12,7 @@ from fedveil_studies.own_methods import cases, game, noise
 from fedveil_studies.own_methods.noise import methods
 
 
+@pytest.mark.slow
 def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(
         own_methods, "guarantees_game", partial(game.guarantees_game, dimensions=(1,))
