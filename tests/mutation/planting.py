@@ -83,7 +83,9 @@ class Sources:
 
     def part(self, file, name):
         if (file, name) not in self.parts:
-            body = [one for one in parsed(file.read_text()).body if getattr(one, "name", name) == name]
+            body = [
+                one for one in parsed(file.read_text()).body if getattr(one, "name", name) == name
+            ]
             self.parts[file, name] = ast.unparse(ast.Module(body, []))
         return self.parts[file, name]
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 
+import pytest
 from click.testing import CliRunner
 
 from fedveil.cli import app
