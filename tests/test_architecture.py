@@ -4,6 +4,7 @@ import ast
 import re
 import tomllib
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -16,16 +17,21 @@ import fedveil_studies
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "ARCHITECTURE.md"
 FACADE = "fedveil"  # loads what it offers when it is asked for
-TREES = {
-    ".".join((package.__name__, *path.relative_to(root).with_suffix("").parts)).removesuffix(
-        ".__init__"
-    ): ast.parse(path.read_text(encoding="utf-8"))
-    for package in (fedveil, fedveil_lab, fedveil_studies)
-    for root in [Path(package.__path__[0])]
-    for path in root.rglob("*.py")
-}
 LATE = "_OFFERED"  # the table of a package that loads names when they are used
 UPWARDS: set[tuple[str, str]] = set()  # imports of a later room: none
+
+
+@cache
+def trees():
+    """The syntax tree of every module of the packages, by its name."""
+    found = {}
+    for package in (fedveil, fedveil_lab, fedveil_studies):
+        root = Path(package.__path__[0])
+        for path in root.rglob("*.py"):
+            parts = (package.__name__, *path.relative_to(root).with_suffix("").parts)
+            name = ".".join(parts).removesuffix(".__init__")
+            found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
 
 
 def imported(tree):
@@ -34,10 +40,10 @@ def imported(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = (f"{node.module}.{alias.name}" for alias in node.names)
-            found |= {name if name in TREES else node.module for name in names}
+            found |= {name if name in trees() else node.module for name in names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return found & TREES.keys()
+    return found & trees().keys()
 
 
 def rooms(heading):
@@ -49,7 +55,7 @@ def rooms(heading):
 
 def test_no_module_imports_itself_on_a_detour():
     graph = {
-        name: imported(tree) - {name, FACADE} for name, tree in TREES.items() if name != FACADE
+        name: imported(tree) - {name, FACADE} for name, tree in trees().items() if name != FACADE
     }
     TopologicalSorter(graph).prepare()
 
@@ -64,13 +70,13 @@ def test_no_module_imports_itself_on_a_detour():
 )
 def test_a_room_imports_only_rooms_that_stand_before_it(package, heading):
     order = rooms(heading)
-    own = {name: name.split(".")[1] for name in TREES if name.startswith(f"{package}.")} | {
+    own = {name: name.split(".")[1] for name in trees() if name.startswith(f"{package}.")} | {
         package: ""
     }
     assert {*own.values()} - {"", "__main__"} == {*order}
     upwards = set()
     for name in own.keys() - {package}:
-        for module in imported(TREES[name]) & own.keys() - {package}:
+        for module in imported(trees()[name]) & own.keys() - {package}:
             room, other = own[name], own[module]
             if room in order and (other not in order or order.index(other) > order.index(room)):
                 upwards.add((name, module))
@@ -99,7 +105,7 @@ OF_THE_LABORATORY = {
 
 
 def test_the_library_imports_neither_the_laboratory_nor_a_study_nor_what_only_these_need():
-    library = {name: tree for name, tree in TREES.items() if name.split(".")[0] == "fedveil"}
+    library = {name: tree for name, tree in trees().items() if name.split(".")[0] == "fedveil"}
     facade = library.pop(FACADE)
     assert len(library) > 100
     above = {"fedveil_studies", *OF_THE_LABORATORY}
@@ -119,7 +125,7 @@ def test_the_library_imports_neither_the_laboratory_nor_a_study_nor_what_only_th
 
 def names_offered_late():
     """Of each package that imports its names when they are used: its table's, and those of its block for types."""
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         tables = [
             one.value
             for one in tree.body
@@ -155,12 +161,14 @@ def test_what_is_imported_when_it_is_used_is_what_type_checkers_see():
 
 def test_no_package_offers_a_name_that_is_another_of_its_modules():
     for name, table, _ in names_offered_late():
-        modules = {one for module, one in table if module != name and f"{name}.{one}" in TREES}
+        modules = {one for module, one in table if module != name and f"{name}.{one}" in trees()}
         assert not modules, name
 
 
 def test_the_laboratory_imports_no_study():
-    laboratory = {name: tree for name, tree in TREES.items() if name.split(".")[0] == "fedveil_lab"}
+    laboratory = {
+        name: tree for name, tree in trees().items() if name.split(".")[0] == "fedveil_lab"
+    }
     assert len(laboratory) > 50
     assert not {name for name, tree in laboratory.items() if "fedveil_studies" in {*taken(tree)}}
 
@@ -168,7 +176,7 @@ def test_the_laboratory_imports_no_study():
 def test_the_frame_of_studies_knows_no_study():
     frame = {
         name: imported(tree)
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if name.startswith("fedveil_studies.frame")
     }
     assert len(frame) > 10
@@ -185,7 +193,7 @@ def test_rooms_up_to_methods_know_no_engine_file_or_picture():
     order = rooms("## The rooms")
     core, above = order[: order.index("methods") + 1], order[order.index("learning") :]
     assert {"clipping", "mechanisms", "accounting", "calibration", "aggregation"} <= {*core}
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         if name.split(".")[0] == "fedveil" and name.split(".")[1:2] and name.split(".")[1] in core:
             assert not {module.split(".")[1] for module in imported(tree) if "." in module} & {
                 *above
@@ -194,7 +202,10 @@ def test_rooms_up_to_methods_know_no_engine_file_or_picture():
 
 def test_a_public_class_has_a_name_of_its_own():
     classes = (
-        node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)
+        node.name
+        for tree in trees().values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
     )
     twice = {
         name for name, count in Counter(classes).items() if count > 1 and not name.startswith("_")
@@ -203,7 +214,7 @@ def test_a_public_class_has_a_name_of_its_own():
 
 
 def test_nobody_above_the_methods_looks_into_one():
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         if name.split(".")[1:2] == ["methods"]:
             continue
         for node in ast.walk(tree):
@@ -231,7 +242,7 @@ INSIDE = {
 
 def test_other_packages_take_what_the_librarys_rooms_export():
     found = set()
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         if name.split(".")[0] != "fedveil":
             inner = {
                 module

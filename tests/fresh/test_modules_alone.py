@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+from functools import cache
 
 import pytest
 
@@ -18,8 +19,13 @@ FILES = {
     for name, root in PACKAGES.items()
     for path in root.rglob("*.py")
 }
-SOURCES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 OTHERS = [path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+
+
+@cache
+def sources():
+    """The syntax tree of every module of the packages, by its name."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 
 
 def statements(tree):
@@ -46,7 +52,7 @@ def bound(node):
     elif isinstance(node, ast.ImportFrom):
         for alias in node.names:
             whole = f"{node.module}.{alias.name}"
-            yield (alias.asname or alias.name), whole if whole in SOURCES else None
+            yield (alias.asname or alias.name), whole if whole in sources() else None
 
 
 def offered(name):
@@ -59,7 +65,7 @@ def offered(name):
         "__doc__": None,
         "__path__": None,
     }
-    for node in statements(SOURCES[name]):
+    for node in statements(sources()[name]):
         names |= dict(bound(node))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names[node.name] = None
@@ -68,7 +74,7 @@ def offered(name):
         ):
             if isinstance(target, ast.Name):
                 names.setdefault(target.id, None)
-    for node in statements(SOURCES[name]):  # importing a module below it sets the attribute, too
+    for node in statements(sources()[name]):  # importing a module below it sets the attribute, too
         of_it = [m for _, m in bound(node) if m is not None] + (
             [node.module] if isinstance(node, ast.ImportFrom) else []
         )
@@ -76,7 +82,7 @@ def offered(name):
             if (
                 module
                 and module.startswith(f"{name}.")
-                and module in SOURCES
+                and module in sources()
                 and not lazily(name, node)
             ):
                 names.setdefault(
@@ -90,19 +96,25 @@ def lazily(name, node):
     """Whether an import stands in the block for types, so that nothing is imported."""
     blocks = [
         one
-        for one in SOURCES[name].body
+        for one in sources()[name].body
         if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"
     ]
     return any(node in block.body for block in blocks)
 
 
-OFFERED = {name: offered(name) for name in SOURCES}
+@cache
+def all_offered():
+    """What each module offers by itself, by the module's name."""
+    return {name: offered(name) for name in sources()}
 
 
 def missing(tree):
     """Attributes of our modules in a source that no module offers by itself."""
     names = {
-        name: module for node in ast.walk(tree) for name, module in bound(node) if module in SOURCES
+        name: module
+        for node in ast.walk(tree)
+        for name, module in bound(node)
+        if module in sources()
     }
     wholes = {
         alias.name
@@ -124,11 +136,11 @@ def missing(tree):
             if any(whole == inner or whole.startswith(f"{inner}.") for whole in wholes):
                 module = inner
                 continue
-            if attribute not in OFFERED[module]:
+            if attribute not in all_offered()[module]:
                 found.add(inner)
                 break
-            module = OFFERED[module][attribute]
-            if module not in SOURCES:
+            module = all_offered()[module][attribute]
+            if module not in sources():
                 break
     return found
 
@@ -136,7 +148,7 @@ def missing(tree):
 @pytest.mark.parametrize("place", ["src", "others", "pages"])
 def test_each_attribute_of_a_module_is_one_that_it_offers_by_itself(place):
     if place == "src":
-        trees = SOURCES
+        trees = sources()
     elif place == "others":
         trees = {str(path): ast.parse(path.read_text(encoding="utf-8")) for path in OTHERS}
     else:
