@@ -36,10 +36,10 @@ On small models a round of pfl-research takes {small} times as long as FedVeil's
 times. FedVeil's memory is {memory} of Flower's. The table has both workloads. [All
 figures](../results/bench/measured.md) have every target and timing, with command, commit and machine. Machines differ:
 compare ratios, not milliseconds."""
-_HEAD = """`make bench` builds an environment with the peers, measures every part (under 20 minutes on two cores) and writes both
-pages. FedVeil runs with its defaults: clipping, noise, ledger and accounting are on. The peers do the same work in turn
-with it, in one process; Flower runs in processes of its own. Every worker has one thread inside PyTorch. A ratio is of
-minimums, which disturbances hardly change; the ratio of medians is in brackets.
+_HEAD = """`make bench` builds an environment with the peers, measures every part (under 20 minutes on two cores) and writes this
+page and the one of all figures. FedVeil runs with its defaults: clipping, noise, ledger and accounting are on. The
+peers do the same work in turn with it, in one process; Flower runs in processes of its own. Every worker has one thread
+inside PyTorch. A ratio is of minimums, which disturbances hardly change; the ratio of medians is in brackets.
 
 One process holds 100,000 clients, 100 million parameters, or a secure sum of 200 sites
 ([scale](../results/bench/scale.md), measured apart by `python -m benchmarks.scale`)."""

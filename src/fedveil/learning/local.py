@@ -56,7 +56,8 @@ class LocalTraining(Parameters):
     class_weights : sequence of float
         Weight of each class at record and person level, declared and public. An example's *clipped* gradient is
         multiplied by its weight over the largest weight, so the promise stays the same. The clip would undo weights
-        inside the loss. A person's mean is weighted in this way, and multiplied by the mean of the weights.
+        inside the loss. In a person's mean her examples have these weights, and the mean is multiplied by the
+        average of them.
 
     Raises
     ------

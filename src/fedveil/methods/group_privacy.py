@@ -42,8 +42,8 @@ class GroupPrivacy(ClientDefaults):
     noise_multiplier : float
         nu: expected length of the noise, divided by the length of the client's step; 0 means no noise.
     radius : float, optional
-        Public radius r that replaces the private length of the step (the sound variant). Then epsilon = n / (nu * r),
-        and each release is epsilon-d-private.
+        Public radius r that replaces the private length of the step (the sound variant). Each release is
+        then epsilon-d-private with epsilon = n / (nu * r), for n parameters.
     fallback_radius : float
         Public radius for a client whose step has length 0 because training failed or changed nothing.
     distribution : {"laplace", "gaussian"}
@@ -176,8 +176,7 @@ class Clusters(ServerDefaults):
     hypotheses : int
         k, the number of models.
     divide : int
-        Rounds without a member after which a hypothesis takes over half of the largest cluster; 0: never, as in the
-        paper.
+        Rounds without a member after which a hypothesis gets half of the largest cluster; 0: never, as in the paper.
     """
 
     hypotheses: Hypotheses = 2  # type: ignore[misc]

@@ -411,7 +411,7 @@ ZOO = [
 
 HEAD = """# Networks as people write them
 
-FedVeil trains a network to the numbers of plain PyTorch (same seed and batches, float32: within 1e-4, exceptions in the
+FedVeil trains a network with the result of plain PyTorch (same seed and batches, float32: within 1e-4, exceptions in the
 table), or refuses it by name before the first round. Each network below is small, in the form of libraries and
 tutorials. At record level it is compared with a loop that clips each gradient.
 

@@ -90,9 +90,9 @@ class Malicious(Behaving):
     of
         behaviour that `behaviour` scales or hides, with its options, as a table
     knows_rule
-        whether a behaviour that is fitted to the honest updates is fitted to the server's rule, too
+        whether a behaviour that can use the server's rule (alie, ipm) knows it
     acting
-        false: they are measured and behave like the others, for the clean rate
+        false: the malicious clients behave like the others, so that the summary has the clean rate
     """
 
     section: ClassVar[str] = "malicious"

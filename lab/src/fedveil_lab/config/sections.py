@@ -104,12 +104,12 @@ class Data(OpenSection):
         held-out share of each client's examples, 0 to below 1
     region
         what is sensitive in each example: top, left, bottom, right in pixels, or several such; or names of a table's
-        columns. `unit = "region"` protects it, and other methods score layers on the pixels
+        columns. `unit = "region"` protects it; methods that score layers (FedRE) score them on its pixels
     blanked
         constant that replaces the region in all examples, test examples too; a baseline without noise for
         `unit = "region"`
     sensitive
-        which of the set's kinds of marks each client uses: one list for each client; they repeat if there are more clients
+        kinds of the set's marks that each client uses: one list for each client; further clients begin at the first list again
     pixel_noise
         deviation of noise on the sensitive pixels that clients train on: a baseline, no guarantee
     made_up_people

@@ -60,8 +60,8 @@ class InformedUpdate(Behaviour):
     Parameters
     ----------
     bypass : bool
-        Whether the method's protection is left out. If so, the vector is computed from honest updates as the server
-        receives them (with noise), else from updates before protection.
+        Whether the malicious clients skip the method's protection. If so, they compute their vector from the honest
+        updates with noise, as the server receives them; else from the updates before protection.
     rule : Aggregator, optional
         The server's rule, if the adversary knows it.
     """

@@ -206,7 +206,7 @@ class LyingBudget(Around):
 @BEHAVIOURS.register("pull-reference")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PullReference(Around):
-    """Malicious clients that pull the last global change into an agreed direction; they share one instance.
+    """Malicious client that pulls the last global change into a direction agreed with its fellows; all share one instance.
 
     Parameters
     ----------
