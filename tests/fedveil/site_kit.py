@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -21,6 +21,7 @@ from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower.grid import InProcessGrid, message_identity
 from fedveil.engines.flower.records import write_broadcast
 from fedveil.engines.lifetime import begin_ledger, read_ledger
+from fedveil.engines.messages import PUBLIC
 from fedveil.engines.server import ServerParty
 from fedveil.engines.site_keys import make_key, read_key
 from fedveil.flower import privacy_mod, read_broadcast, training_source, write_trained
@@ -140,9 +141,10 @@ class Nodes:
         self.keys = [read_key(folder / f"site{i}" / "key").public for i in range(n)]
         self.server = ServerParty(self.method, LAYOUT, Ledger("run", "server"), SecureSource())
 
-    def ask(self, partition, broadcast, run=1):
-        """The reply of one site: its content, or the error's code and reason."""
+    def ask(self, partition, broadcast, run=1, **lies):
+        """The reply of one site: its content, or the error's code and reason; `lies` are facts as they are sent."""
         content = write_broadcast(broadcast, LAYOUT)
+        content[PUBLIC] = ConfigRecord({**content[PUBLIC], **lies})
         with message_identity():
             message = Message(content, 7, MessageType.TRAIN)
             key = (partition, run)

@@ -21,7 +21,19 @@ from fedveil.engines.flower import records  # noqa: E402
 pytestmark = pytest.mark.slow
 
 LAYOUT = fv.Layout.from_module(torch.nn.Linear(4, 2))
-PUBLIC = {"hypotheses": 1, "round": 1, "rounds": 3, "cohort": 2, "dimension": 10}
+PUBLIC = {
+    "hypotheses": 1,
+    "round": 1,
+    "rounds": 3,
+    "cohort": 2,
+    "dimension": 10,
+    "layer_scores": [0.5],
+    "run": "a run",
+    "attempt": 0,
+    "roster": [bytes([number]) * 32 for number in (1, 2, 3)],
+    "terms": "{}",
+    "receipt": "",
+}
 METHOD = build("group", noise_multiplier=1.0)
 BROADCAST = Broadcast(
     models=torch.zeros(1, 10), public=PublicFacts(round=1, rounds=3, cohort=2, dimension=10)

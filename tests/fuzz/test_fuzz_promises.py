@@ -7,7 +7,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.accounting import Entry, Guarantee, Ledger, Policy, Spend
+from fedveil.accounting import Entry, Guarantee, Ledger, Policy, Spend, SumPolicy
 from fedveil.accounting.bounds import GDP
 from fedveil.engines.lifetime import (
     LifetimeLedger,
@@ -19,6 +19,8 @@ from fedveil.engines.lifetime import (
 from fedveil.engines.site_keys import make_key, read_key
 from fedveil.errors import FedVeilError
 from fedveil.node.guard import NodePolicy
+from fedveil.secure.keys import SiteKey
+from fedveil.secure.shares import Site, SumContext, SumTerms
 from fuzz_kit import REFUSED, bytes_of, lines_of, outcome, played, trees
 
 pytestmark = pytest.mark.slow
@@ -182,3 +184,50 @@ def test_a_changed_key_is_refused_and_nothing_of_it_is_shown(private, key, data)
 
     outcome(read)
     assert not any(secret[i : i + 8] in said for i in range(0, len(secret), 8))
+
+
+KEYS = [SiteKey(bytes([number]) * 64) for number in range(1, 5)]
+TERMS = {
+    "unit": "record",
+    "relation": "zero-out",
+    "clip": 1.0,
+    "noise_multiplier": 2.0,
+    "denominator": 20.0,
+    "rate": 1.0,
+    "units": 20,
+    "dimension": 10,
+    "least_sites": 3,
+    "colluding": 1,
+}
+QUESTION = {
+    "run": "a run",
+    "round": 1,
+    "attempt": 0,
+    "roster": [one.public.hex() for one in KEYS],
+    "broadcast": "ab" * 32,
+    "layout": "cd" * 32,
+    "terms": TERMS,
+}
+CONTRACT = SumPolicy(peers=[one.public.hex() for one in KEYS[1:]])
+
+
+@played(4_000)
+@given(trees(QUESTION))
+def test_a_question_of_a_secure_sum_is_answered_on_the_contract_s_terms_or_refused(asked):
+    def ask():
+        terms = SumTerms(**asked["terms"])
+        context = SumContext(**{**asked, "terms": terms})
+        Site(KEYS[0], CONTRACT).require(context)
+        return context, context.digest
+
+    if not isinstance(asked, dict) or not isinstance(asked.get("terms"), dict):
+        return
+    if set(asked) != set(QUESTION) or set(asked["terms"]) != set(TERMS):
+        return  # another keyword is refused by Python
+    found = outcome(ask)
+    if found is not REFUSED:
+        context, _ = found
+        assert set(context.roster) <= {one.public for one in KEYS}
+        assert KEYS[0].public in context.roster
+        assert len(context.roster) >= 3
+        assert context.terms.colluding >= 1

@@ -242,11 +242,10 @@ proposals = st.dictionaries(
 def request(kind, models, round_, rounds_, scores_, lie):
     """A message of the server's, not necessarily one that FedVeil's own server would send."""
     stack = torch.tensor(models, dtype=torch.float32)
-    public = PublicFacts(
-        round=max(round_, 1), rounds=max(rounds_, 1), cohort=2, dimension=D, layer_scores=scores_
-    )
+    public = PublicFacts(round=max(round_, 1), rounds=max(rounds_, 1), cohort=2, dimension=D)
     content = write_broadcast(Broadcast(models=stack, public=public), LAYOUT)
-    content[PUBLIC] = ConfigRecord({**content[PUBLIC], **lie})
+    told = {} if scores_ is None else {"layer_scores": list(scores_)}
+    content[PUBLIC] = ConfigRecord({**content[PUBLIC], **told, **lie})
     return Message(content, 99, kind)
 
 

@@ -115,8 +115,6 @@ def require_receipt(
         held = ShareReceipt.of(entry)
         if held is not None:
             own.append((entry.key[0], held))
-    if not isinstance(public.receipt, str):
-        raise FieldError("receipt", type(public.receipt).__name__, "must be text")
     if not public.receipt:
         if own:
             raise _wrong(

@@ -129,7 +129,7 @@ class SiteKeys:
                 raise FieldError(
                     "keys", kind_of(key), "must be site keys: fedveil.SiteKey.new()[0]"
                 )
-        roster((key.public for key in given), "keys")
+        roster([key.public for key in given], "keys")
         if given and len(given) != clients:
             raise FieldError("keys", len(given), f"must be one for each of the {clients} clients")
         keys = list(given)

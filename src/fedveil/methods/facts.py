@@ -5,20 +5,37 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fedveil.accounting import Release, Spend, digest, least_places
 from fedveil.accounting.events import SPARE, SPILLED
-from fedveil.checks import Count, Parameters
-from fedveil.errors import FieldError
+from fedveil.checks import Check, Count, Natural, Parameters
+from fedveil.errors import FieldError, kind_of, require_non_negative
 from fedveil.layout import Layout
 from fedveil.secure import Site, SumContext
 
 Releases = tuple[Release, ...]
 LOST = 1e-4  # probability that a lot of public size overflows its batch, so that the step is noise alone
+
+
+def _require_words(field: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise FieldError(field, kind_of(value), "must be text")
+
+
+def _require_keys(field: str, value: Any) -> None:
+    if not isinstance(value, tuple | list) or not all(isinstance(key, bytes) for key in value):
+        raise FieldError(field, kind_of(value), "must be public keys, 32 bytes each")
+
+
+def _require_scores(field: str, value: Any) -> None:
+    if not isinstance(value, tuple | list):
+        raise FieldError(field, kind_of(value), "must be one number a layer")
+    for score in value:
+        require_non_negative(field, score)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +71,12 @@ class PublicFacts(Parameters):
     rounds: Count
     cohort: Count
     dimension: Count
-    layer_scores: tuple[float, ...] | None = None
-    run: str = ""
-    attempt: int = 0
-    roster: tuple[bytes, ...] = ()
-    terms: str = ""
-    receipt: str = ""
+    layer_scores: Annotated[tuple[float, ...], Check(_require_scores)] | None = None
+    run: Annotated[str, Check(_require_words)] = ""
+    attempt: Natural = 0
+    roster: Annotated[tuple[bytes, ...], Check(_require_keys)] = ()
+    terms: Annotated[str, Check(_require_words)] = ""
+    receipt: Annotated[str, Check(_require_words)] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

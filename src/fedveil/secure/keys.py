@@ -6,9 +6,9 @@ therefore made for one study and destroyed at its end.
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fedveil.errors import FieldError
 from fedveil.mechanisms import KeyedSource
@@ -37,10 +37,10 @@ def public_key(value: str | bytes, field: str = "peers") -> PublicKey:
         count as two.
     """
     try:
-        raw = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
-    except (TypeError, ValueError):
+        raw = bytes.fromhex(value) if isinstance(value, str) else value
+    except ValueError:
         raw = b""
-    if len(raw) != _BYTES:
+    if not isinstance(raw, bytes) or len(raw) != _BYTES:
         raise FieldError(
             field,
             value,
@@ -159,14 +159,16 @@ def fingerprint(keys: Iterable[PublicKey]) -> str:
     return hashlib.sha256(b"".join(sorted(keys))).hexdigest()[:32]
 
 
-def roster(keys: Iterable[Any], field: str = "roster") -> tuple[PublicKey, ...]:
+def roster(keys: object, field: str = "roster") -> tuple[PublicKey, ...]:
     """Check public keys, and return them in ascending order.
 
     Raises
     ------
     FieldError
-        If one is no key, or a key occurs twice.
+        If these are no keys, or a key occurs twice.
     """
+    if not isinstance(keys, Sequence) or isinstance(keys, str | bytes):
+        raise FieldError(field, keys, "must be a list of public keys")
     ordered = sorted(public_key(key, field) for key in keys)
     for one, other in pairwise(ordered):
         if one == other:

@@ -166,7 +166,7 @@ def test_a_planted_cheat_is_refused_by_name_before_data_are_touched(kind, name):
     assert admitted(fed, honest) == ""
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", "no json", 5])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "no json"])
 def test_a_server_that_stops_to_show_receipts_or_shows_none_is_refused(text):
     fed = played("none")
     broadcast, _ = opened(fed)

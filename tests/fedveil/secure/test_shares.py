@@ -131,7 +131,7 @@ def test_a_site_that_is_told_anything_else_draws_other_masks(name):
         told = replace(told, **{name: value})
     elif name != "roster":
         told = replace(told, terms=replace(terms, **{name: value}))
-    context, peers = asked(keys[:4], terms=terms), roster(k.public for k in keys)
+    context, peers = asked(keys[:4], terms=terms), roster([k.public for k in keys])
     shares = [share(totals[i], keys[i], told if i == 2 else context, peers) for i in range(4)]
     with pytest.raises(NoReplyError, match="cancel"):  # numbers up to 2^63 steps, and not a sum's
         unmasked(shares, context)
