@@ -116,6 +116,8 @@ TURNS = (
     "hostile-2",
     "hostile-3",
     "hostile-4",
+    "fuzz-1",
+    "fuzz-2",
 )
 
 
