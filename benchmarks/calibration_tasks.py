@@ -20,7 +20,7 @@ from benchmarks.regions import WRITERS
 from fedveil.data import load
 from fedveil.data.sets import locate
 from fedveil.learning import ClientData
-from fedveil_lab.config import Config
+from fedveil_lab.config import load as load_config
 from fedveil_lab.runs.deal import deal_out
 from fedveil_studies.data.writers import parts_of
 
@@ -202,7 +202,7 @@ def writers() -> Task:
 
 def images(preset: str, name: str, classes: int) -> Task:
     """Images of a preset, one a unit; what silos hold out chooses settings."""
-    dealt = deal_out(Config.load(preset).data, 1)
+    dealt = deal_out(load_config(preset).data, 1)
     whole = Pooled(dealt.clients)
     public, data = dealt.public, dealt.dataset
     assert public is not None
@@ -235,18 +235,23 @@ class Pooled:
 
 def blood() -> Task:
     """9,568 blood cells in four silos, at record level."""
-    return images("record-blood", "blood cells", 8)
+    return images("record-blood", "blood-cells", 8)
 
 
 def alzheimer() -> Task:
     """4,096 Alzheimer images of 32x32 pixels in four silos, at record level."""
-    return images("record-alzheimer", "Alzheimer", 4)
+    return images("record-alzheimer", "alzheimer", 4)
 
 
 MAKERS: dict[str, Callable[[], Task]] = {
     "writers": writers,
-    "blood cells": blood,
-    "Alzheimer": alzheimer,
+    "blood-cells": blood,
+    "alzheimer": alzheimer,
+}
+DATA = {
+    "writers": "MNIST with its writers",
+    "blood-cells": "BloodMNIST, rebuilt, 28x28",
+    "alzheimer": "Alzheimer images of 32x32 pixels",
 }
 
 

@@ -227,7 +227,7 @@ class Lots:
                 x, y, UNCLIPPED, present.to(x.device), each=units.each
             )
         except Exception as error:  # model and loss are the user's code
-            raise unusable_blank(noisy.blank, str(error)) from error
+            raise unusable_blank(noisy.blank, error) from error
         if not all_finite(total):
             raise unusable_blank(noisy.blank, "gradients are not finite")
         return total

@@ -240,7 +240,7 @@ class PrivateTrainer(SequentialTrainer):
         try:
             total, _ = self._sums.clipped_sum(self._inputs(half), y, UNCLIPPED, alone=True)
         except Exception as error:  # model and loss are the user's code
-            raise unusable_blank(blank, str(error)) from error
+            raise unusable_blank(blank, error) from error
         if not all_finite(total):
             raise unusable_blank(blank, "its gradient is not finite")
 

@@ -90,7 +90,7 @@ def mark_columns(columns: Sequence[str], marked: Sequence[str], examples: int) -
     Raises
     ------
     FieldError
-        For a name that is not a column, or without any name.
+        For a name that is not a column, without any name, or for a text in place of a list.
 
     Examples
     --------
@@ -100,6 +100,8 @@ def mark_columns(columns: Sequence[str], marked: Sequence[str], examples: int) -
             [False,  True]])
     """
     names = list(columns)
+    if isinstance(marked, str):
+        raise FieldError("marked", marked, f"must be a list of names: [{marked!r}]")
     if not len(marked):
         raise FieldError("marked", list(marked), "must name a column")
     for name in marked:
@@ -154,8 +156,10 @@ def require_blank(x: Tensor, blank: float) -> None:
         raise FieldError("blank", blank, f"must be between -{most:g} and {most:g} in {x.dtype}")
 
 
-def unusable_blank(blank: float, reason: str) -> FieldError:
+def unusable_blank(blank: float, reason: str | Exception) -> FieldError:
     """Return the error that refuses a blank value without finite gradients; the refusal reveals nothing private."""
+    if isinstance(reason, FieldError) and reason.field == "y":  # no example had a finite loss
+        reason = "its gradient is not finite"
     return FieldError(
         "blank", blank, f"must be a value that the model takes and learns from: {reason}"
     )

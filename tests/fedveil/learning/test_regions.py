@@ -18,7 +18,7 @@ from fedveil.learning import ClientData, Inputs, LocalTraining, PrivateTrainer
 from fedveil.learning.lots import Lots
 from fedveil.learning.noisy_round import NoisyRound
 from fedveil.learning.per_example import PerExample
-from fedveil.learning.regions import blanked, marks_of
+from fedveil.learning.regions import blanked, mark_columns, marks_of
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import NoisySteps
 
@@ -202,20 +202,23 @@ def test_expanding_the_square_breaks_the_clip_and_the_formed_difference_keeps_it
     assert float(found.norm()) <= 1e-4
 
 
-def test_the_blanked_part_over_the_lot_would_undo_the_sampling():
-    """Accounted as Poisson lots epsilon is 2.0; whoever sees the lot sees full steps, as many as were drawn."""
+@pytest.mark.parametrize(
+    ("relation", "change", "accounted", "true"),
+    [("replace-one", 2, 2.0, 16.3), ("zero-out", 1, 1.1, 6.6)],
+)
+def test_the_blanked_part_over_the_lot_would_undo_the_sampling(relation, change, accounted, true):
+    """Poisson lots promise the smaller epsilon; whoever sees the lot sees full steps, as many as were drawn."""
     rate, z, count, delta = 0.05, 2.0, 100, 1e-5
-    accounted = epsilon([(Poisson(rate, Gaussian(z)), count)], delta, "replace-one")
 
     def excess(target):
         drawn = range(1, count + 1)
         chances = stats.binom.pmf(drawn, count, rate)
-        deltas = [delta_of_mu(2 * math.sqrt(k) / z, target) for k in drawn]
+        deltas = [delta_of_mu(change * math.sqrt(k) / z, target) for k in drawn]
         return float((chances * deltas).sum()) - delta
 
-    true = brentq(excess, 0.1, 60.0)
-    assert accounted == pytest.approx(2.0, abs=0.05)
-    assert true == pytest.approx(16.3, abs=0.1)
+    lots = [(Poisson(rate, Gaussian(z)), count)]
+    assert epsilon(lots, delta, relation) == pytest.approx(accounted, abs=0.05)
+    assert brentq(excess, 0.1, 60.0) == pytest.approx(true, abs=0.1)
 
 
 def test_the_blanked_part_is_over_all_records_whatever_the_lot():
@@ -480,6 +483,13 @@ class Logarithms(Own):
 def test_a_blank_value_that_the_model_cannot_take_is_refused_before_the_run(model, blank):
     with pytest.raises(FieldError, match="blank"):
         fv.Federation(model=model, clients=[client()] * 2, method=region(blank=blank), seed=1)
+
+
+@pytest.mark.parametrize("names", ["a", "ab", ["c"], []])
+def test_columns_are_named_in_a_list(names):
+    with pytest.raises(FieldError, match="marked"):
+        mark_columns(["a", "b"], names, 3)
+    assert mark_columns(["a", "b"], ["b"], 3).sum(0).tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("blank", [-1.0, 0.5, 7.0])
