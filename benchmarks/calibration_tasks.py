@@ -208,7 +208,7 @@ def images(preset: str, name: str, classes: int) -> Task:
     assert public is not None
     assert data.test_x is not None
     assert data.test_y is not None
-    grid = product((0.2, 0.6, 2.0, 5.0, 10.0), (0.3, 1.0))
+    grid = product((0.2, 0.6, 2.0, 5.0, 10.0, 20.0), (0.3, 1.0))
     return Task(
         name=name,
         level="record",
