@@ -12,13 +12,13 @@ from fedveil.methods.group_privacy import mean_length
 from fedveil_lab.config import load
 from fedveil_lab.grid import Cell, Store
 from fedveil_studies import networks
-from fedveil_studies.frame import find
+from fedveil_studies.frame import Choices, Reproduction, Study, find
 from fedveil_studies.frame.claims import judge
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import Evidence
 from fedveil_studies.frame.models import validated
 from fedveil_studies.frame.result import Result
-from fedveil_studies.group_privacy import figure_5
+from fedveil_studies.group_privacy import figure_1, figure_5
 
 STUDY = find("group-privacy")
 
@@ -49,6 +49,33 @@ def test_synthetic_hypotheses_and_leakages_are_followed_by_kind(tmp_path):
         outcome.series("most 0") == outcome.series("most 1") == list(range(1, 13))
     )  # everybody, every round
     assert STUDY.curves["leaked"]([outcome], "0").y[-1] == 12 * 2 / 0.5
+
+
+def shown_of(released):
+    """Rounds in which users of the first kind sent something: what they sent, and the hypotheses after it."""
+    return [(s, m) for s, m in zip(released.sent, released.models, strict=True) if 0 in s]
+
+
+def test_figure_1_shows_what_users_of_each_kind_released():
+    scale = STUDY.described.scales["paper"].model_copy(update={"set": {"rounds": 7}})
+    short = Study("short", STUDY.described.model_copy(update={"scales": {"paper": scale}}), {})
+    asked = Reproduction(short, Choices(workers=1))
+    released, outcome = figure_1.played(asked, "two")
+    assert [sum(map(len, sent.values())) for sent in released.sent] == [7] * 7  # users a round
+    assert len(outcome.rows) == len(released.models) == 7
+    apart = [
+        float(sent[0].mean(0).sub(model).norm(dim=1).min()) for sent, model in shown_of(released)
+    ]
+    assert max(apart) < 2  # noise of five steps of at most .1 a coordinate
+    figure = figure_1.vectors(asked)
+    first, last = figure.axes[6:8]  # the row of two hypotheses with noise
+    for axes, rounds in ((first, range(5)), (last, range(2, 7))):
+        shown = sum(
+            len(drawn.get_offsets())
+            for drawn in axes.collections
+            if drawn.get_label().startswith("users")
+        )
+        assert shown == 7 * len(rounds)
 
 
 def test_noises_are_compared_at_one_composed_guarantee():

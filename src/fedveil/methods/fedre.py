@@ -5,7 +5,8 @@ gradient depends on the sensitive region of the client's images. Layers with a h
 client clips each layer of its update to C_l and adds N(0, C_l^2 sigma_l^2). It releases the model after local training.
 So the update takes the place of the paper's -eta * gradient, and the update of a client is clipped, not a single
 sample. It is a heuristic, because the split of the budget is computed from private data. The server weighs clients
-layer by layer by scores of the received models on public data.
+layer by layer by scores of the received models on public data. By default these weights sum to 1; printed are 1 / (K
+alpha), which `normalised = False` follows.
 
 The paper calls C_l the largest contribution of a training sample, and takes equation 9 from its reference [33]. The
 code of that reference uses a sensitivity of 2 C_l / |D_k|, with |D_k| the client's number of samples. `sensitivity =

@@ -49,6 +49,10 @@ class MetricPrivacy(CentralNoise):
 
     Notes
     -----
+    Two defaults are not the paper's. The noise is added to the reduced update, before a server optimiser (the paper adds
+    it to the rule's output: ``order="printed"``). Clients weigh the same (the paper weighs by examples:
+    ``FedAvg(weighting="examples")``).
+
     A single client must not switch the noise off by a huge update. So updates longer than 10 times the (lower) median
     length are left out of the distance, and the report counts them. If fewer than two models remain, or they are
     identical (d = 0), the round uses the global scale z * C / n. The report says so.

@@ -134,7 +134,7 @@ def reproduce(
         from fedveil_lab.report.progress import Display
         from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
         from fedveil_studies.frame.files import Pages, refuse_another
-        from fedveil_studies.frame.tables import cells_table, contents_tables, studies_table
+        from fedveil_studies.frame.tables import cells_table, contents_tables, cost, studies_table
 
         console = console_for()
         if study is None or (list_ and study not in names()):
@@ -166,10 +166,13 @@ def reproduce(
         cells = asked.cells(selection)
         if dry_run:
             needed = cells_table(cells, store)
-            show([needed], needed.notes, whole=True)
+            takes = cost(cells, store, asked.seconds(selection))
+            show([needed], [*needed.notes, *takes], whole=True)
             return
         with store.opened(shared=no_run):
             say(*asked.notes(selection.names), whole=True)
+            if not no_run:
+                say(*cost(cells, store, asked.seconds(selection)), whole=True)
             again.folder, again.command, again.mark = store.folder, "the same command", "cells"
             if no_run:
                 done = store.collect(cells)

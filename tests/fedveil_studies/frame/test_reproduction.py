@@ -20,7 +20,7 @@ from fedveil_studies.frame.files import Pages
 from fedveil_studies.frame.measure import measured
 from fedveil_studies.frame.plots import draw_plot
 from fedveil_studies.frame.result import from_json, interval_of
-from fedveil_studies.frame.tables import result_notes
+from fedveil_studies.frame.tables import contents_tables, result_notes
 from fedveil_studies.metric_privacy.measures import noise_factor
 from fedveil_studies.metric_privacy.printed import multi_round, single_shot
 from papers_kit import Told, results, run_all, tiny_study
@@ -400,6 +400,15 @@ def test_the_command_lists_and_plans_without_running(tmp_path):
     )
     assert "3 runs, 0 finished" in planned.output
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_figure_that_can_be_asked_for_is_listed(name):
+    study = find(name)
+    rows = tuple(study.described.rows)
+    titles, *_ = contents_tables(study)
+    listed = [number for option, number, _ in titles.rows if option == "--figure"]
+    assert sorted(listed) == sorted(Reproduction(study, Choices(rows=rows)).figures)
 
 
 def test_what_is_written(patterns, tmp_path):

@@ -15,6 +15,7 @@ from fedveil_lab.grid import Store
 from fedveil_studies.frame import Choices, Reproduction, Selection, Study, checking, register
 from fedveil_studies.frame.checking import check_study
 from fedveil_studies.frame.described import Described, MeasureOf
+from fedveil_studies.frame.tables import cost
 from papers_kit import Told
 
 FOLDER = Path(toy.__file__).parent
@@ -85,6 +86,75 @@ def test_pages_of_several_stores_keep_the_cells_that_their_tables_name(tmp_path)
     for _ in range(2):  # a table of which this store has no run yet
         nothing = ["--no-run", "--out", str(tmp_path / "1"), "--into", str(tmp_path / "new")]
         assert "written" in call("toy", "--table", "1", "--seed", "9", *nothing)
+
+
+def changed(**tables):
+    """The toy study with keys of its scale or of table 2 replaced."""
+    described = toy.study.described
+    scale = described.scales["small"].model_copy(update=tables.get("scale", {}))
+    second = described.tables["2"].model_copy(update=tables.get("second", {}))
+    study = Study(
+        "toy",
+        described.model_copy(
+            update={
+                "scales": {**described.scales, "small": scale},
+                "tables": {**described.tables, "2": second},
+            }
+        ),
+        toy.study.published,
+    )
+    for kind in ("measures", "curves", "probes", "judges"):
+        getattr(study, kind).update(getattr(toy.study, kind))
+    return study
+
+
+def said_of(study, *tables):
+    asked = Reproduction(study, Choices(workers=1))
+    selection = Selection.of(asked, tables)
+    return cost(asked.cells(selection), Store(None), asked.seconds(selection))
+
+
+def test_core_hours_are_said_of_what_is_to_be_made_and_of_nothing_else(tmp_path):
+    [unknown] = said_of(toy.study, "1")
+    assert f"{CELLS} of {CELLS} runs" in unknown
+    assert "core-" not in unknown
+    [known] = said_of(changed(scale={"seconds": 1800.0}), "1")
+    assert "1.5 core-hours" in known  # three runs of half an hour
+    dear = changed(scale={"seconds": 60.0}, second={"seconds": {"small": 1200.0}})
+    assert "3 core-minutes" in said_of(dear, "1")[0]
+    assert "1.0 core-hours" in said_of(dear, "2")[0]  # runs with its probe are others
+    assert "1.1 core-hours" in said_of(dear, "1", "2")[0]
+    out = ["--table", "1", "--out", str(tmp_path)]
+    shown = call("toy", *out)
+    assert shown.index(f"{CELLS} of {CELLS} runs") < shown.index("run 1 of 3")
+    assert "are to be made" not in call("toy", *out)
+
+
+def test_an_extra_table_is_made_where_it_is_named_alone():
+    asked = Reproduction(changed(second={"extra": True}), Choices(workers=1))
+    assert Selection.of(asked).tables == ("1",)
+    assert Selection.of(asked, ["2"]).tables == ("2",)
+
+
+def test_a_figure_that_was_written_from_more_runs_stays_as_it_was(tmp_path):
+    path = tmp_path / "pages" / "small" / "table-1.json"
+
+    def rows_after(store, *chosen):
+        into = ["--out", str(tmp_path / store), "--into", str(tmp_path / "pages")]
+        call("toy", "--table", "1", *chosen, *into)
+        return {
+            (row["row"], row["setting"]): row["seeds"]
+            for row in json.loads(path.read_text())["rows"]
+        }
+
+    whole = rows_after("a", "--seeds", "2")
+    assert set(map(tuple, whole.values())) == {(0, 1)}
+    before = path.read_text()
+    assert rows_after("b", "--row", "wide") == whole  # another store, of one seed and row
+    assert json.loads(path.read_text())["rows"] == json.loads(before)["rows"]
+    anew = rows_after("c", "--row", "wide", "--seeds", "3")
+    assert anew["C = 1", "global"] == [0, 1, 2]
+    assert anew["C = .1", "global"] == [0, 1]
 
 
 @pytest.mark.slow

@@ -57,6 +57,7 @@ class ScaleOf(_Table):
     """``[scales.NAME]``: size of the experiments.
 
     `present` sets only keys that a configuration has; `without` names changes that are not made at this scale.
+    `seconds` are those of one core that a run took, as recorded.
     """
 
     what: str
@@ -65,6 +66,7 @@ class ScaleOf(_Table):
     present: Keys = {}
     without: tuple[str, ...] = ()
     facts: Mapping[str, float] = {}
+    seconds: float | None = Field(default=None, gt=0)
 
 
 class ReadingOf(_Table):
@@ -138,11 +140,14 @@ class Part(_Table):
 class TableOf(_Table):
     """``[tables.N]``: the lines of one `Part`, or of several in `parts`, which share the other keys.
 
-    With ``like = "M"`` it is a copy of table M, except for its own keys.
+    With ``like = "M"`` it is a copy of table M, except for its own keys. An `extra` one is only made where it is named.
+    `seconds` replace those of a scale, by its name, where the table's runs take another time.
     """
 
     title: str
     parts: tuple[Part, ...]
+    extra: bool = False
+    seconds: Mapping[str, float] = {}
     seeds: int = Field(default=LEAST, description="That a verdict on it needs.")
     order: tuple[Literal["scenario", "setting", "row", "of", "figure"], ...] = (
         "scenario",

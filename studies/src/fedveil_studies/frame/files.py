@@ -7,7 +7,7 @@ them. Tables and figures hold everything that is finished, also what was written
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ class Pages:
     def table(self, table: str) -> Path:
         """Write ``table-<number>.json`` and return its path.
 
+        A figure that was written from more runs than the store has stays as it was.
+
         Raises
         ------
         FieldError
@@ -77,6 +79,7 @@ class Pages:
         else:
             study = self._asked
         finished = self._finished(study, Selection((table,), ()))
+        results = [measured(one, finished) for one in study.measurements(table)]
         values = {
             "study": study.study.name,
             "table": table,
@@ -84,7 +87,7 @@ class Pages:
             **study.made_of,
             "notes": study.notes([table]),
             "versions": versions(),
-            "rows": to_json(measured(one, finished) for one in study.measurements(table)),
+            "rows": to_json(_with_written(results, path)),
         }
         return self._write(path, json.dumps(values, indent=1) + "\n")
 
@@ -205,6 +208,20 @@ def tables_page(folder: Path, study: Study) -> str:
             lines += result_table(name, results, study).markdown()
     remarks = [f"* {note}" for note in notes]
     return "\n".join([f"# {title}", "", *remarks, "", *lines]).rstrip() + "\n"
+
+
+def _with_written(results: Sequence[Result], path: Path) -> list[Result]:
+    """Of each place the figure of more runs: the one just measured, or the one in a table's file."""
+    written: dict[tuple[str, str, str], Result] = {}
+    if path.is_file():
+        with reading("table", path):
+            for one in from_json(json.loads(path.read_bytes())["rows"]):
+                written[one.row, one.setting, one.figure] = one
+    kept = []
+    for result in results:
+        old = written.get((result.row, result.setting, result.figure), result)
+        kept.append(old if len(old.values) > len(result.values) else result)
+    return kept
 
 
 def _printed(study: Study, table: str, result: Result) -> Result:

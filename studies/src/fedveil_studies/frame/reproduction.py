@@ -65,8 +65,8 @@ class Reproduction:
         own = range(choices.seed, choices.seed + choices.seeds)
         self.seeds = tuple(sorted({*own, *choices.more_seeds}))
         self.tables, self.figures = self._titles(spec.tables), self._titles(spec.figures)
-        for name, drawn in study.pictures.items():
-            self.figures[name] = (drawn.__doc__ or name).split("\n")[0]
+        for name in study.pictures:
+            self.figures[name] = study.figures[name]
         self._cells: dict[Hashable, Cell] = {}
 
     @property
@@ -250,6 +250,18 @@ class Reproduction:
             planned += self.lines(figure)
         return distinct([cell for one in planned for cell in one.cells])
 
+    def seconds(self, selection: "Selection") -> dict[str, float | None]:
+        """Seconds of one core that each cell of a selection took, as recorded, by key; None where nobody recorded them."""
+        own, seconds = self.scale.seconds, dict[str, float | None]()
+        for table in selection.tables:
+            recorded = self.study.described.tables[table].seconds.get(self.choices.scale, own)
+            for one in self.measurements(table):
+                for cell in distinct(one.cells):
+                    seconds.setdefault(cell.key, recorded)
+        for cell in self.cells(selection):
+            seconds.setdefault(cell.key, own)
+        return seconds
+
     def notes(self, names: Sequence[str]) -> list[str]:
         """List the notes on these tables and figures."""
         spec, chosen = self.study.described, self.choices
@@ -329,16 +341,17 @@ class Selection:
     def of(
         cls, study: Reproduction, tables: Collection[str] = (), figures: Collection[str] = ()
     ) -> "Selection":
-        """Check the names and make a selection; if nothing is chosen, everything is.
+        """Check the names and make a selection; if nothing is chosen, everything but extra tables is.
 
         Raises
         ------
         FieldError
             If a name does not exist; the message lists those that do.
         """
-        if not tables and not figures:
-            return cls(tuple(study.tables), tuple(study.figures))
         spec, selected = study.study.described, []
+        if not tables and not figures:
+            asked = (name for name in study.tables if not spec.tables[name].extra)
+            return cls(tuple(asked), tuple(study.figures))
         for option, names, every, own in (
             ("--table", tables, spec.tables, study.tables),
             ("--figure", figures, spec.figures, study.figures),

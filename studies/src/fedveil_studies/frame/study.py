@@ -124,6 +124,14 @@ class Study:
         return tuple(row.label for row in self.described.rows.values() if not row.extra)
 
     @property
+    def figures(self) -> dict[str, str]:
+        """Titles of all figures by number: plots of runs, and pictures."""
+        titles = {name: figure.title for name, figure in self.described.figures.items()}
+        for name, drawn in self.pictures.items():
+            titles[name] = (drawn.__doc__ or name).split("\n")[0]
+        return titles
+
+    @property
     def settings(self) -> Mapping[str, str]:
         """Labels of the settings by name."""
         return {name: setting.label for name, setting in self.described.settings.items()}

@@ -94,7 +94,7 @@ def contents_tables(study: Study) -> list[Table]:
     """Make tables of a study's contents: tables and figures, rows, readings and scales."""
     spec = study.described
     every = [("--table", n, c.title) for n, c in spec.tables.items()]
-    every += [("--figure", n, c.title) for n, c in spec.figures.items()]
+    every += [("--figure", number, title) for number, title in study.figures.items()]
     titles = Table(("", "number", "what it shows"), every, wraps=("what it shows",))
     changed = []
     for name, row in spec.rows.items():
@@ -124,6 +124,37 @@ def cells_table(cells: Sequence[Cell], store: Store) -> Table:
     if seconds:
         text += f"; these took {fmean(seconds):.0f} s each in the mean"
     return Table(("run", "state", "folder"), rows, notes=[text])
+
+
+def cost(cells: Sequence[Cell], store: Store, recorded: Mapping[str, float | None]) -> list[str]:
+    """Say how many runs are to be made, and the core-hours that such runs took; nothing if none is to be made.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        Runs that are needed, each once.
+    store : Store
+        Store that knows the finished ones.
+    recorded : mapping of str to float or None
+        Seconds of one core by a cell's key, as `Reproduction.seconds` gives them.
+    """
+    waiting = [cell for cell in cells if store.find(cell) is None]
+    if not waiting:
+        return []
+    known = [seconds for cell in waiting if (seconds := recorded.get(cell.key)) is not None]
+    text = f"{len(waiting)} of {len(cells)} runs are to be made"
+    if not known:
+        return [f"{text}; how long such runs take is not recorded"]
+    text += f"; {len(known)} like them took about {_hours(sum(known))} in all on a shared machine"
+    if len(known) < len(waiting):
+        text += "; of the others no time is recorded"
+    return [text]
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{max(1, round(seconds / 60))} core-minutes"
+    return f"{seconds / 3600:.1f} core-hours"
 
 
 def _plain(value: object) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import combinations, pairwise
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,10 +36,15 @@ from fedveil_lab.runs.deal import deal_out
 from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.models import Examples, outputs, test_half
 from fedveil_studies.frame.plots import Curve
+from fedveil_studies.frame.reproduction import Reproduction
 from fedveil_studies.frame.result import Value
+from fedveil_studies.frame.samples import samples
 from fedveil_studies.frame.standard import final
 from fedveil_studies.frame.study import Study
 from fedveil_studies.metric_privacy.printed import multi_round, single_shot
+
+if TYPE_CHECKING:
+    from fedveil_lab.report.plotting import Figure
 
 study = Study.of(__package__ or "")
 
@@ -47,6 +52,12 @@ PARAMETERS = 6_517_476  # of the paper's network, at its image size
 UNIT = "bootstrap over the rounds of one pair of runs, as printed; rounds are not independent"
 DISAGREEMENT = "disagreement"
 DECAY = "1 / round"  # falls as training converges, and knows nothing of any model
+
+
+@study.picture("1")
+def by_class(reproduction: Reproduction) -> "Figure":
+    """Images of the training set by class, in the size of the scale."""
+    return samples(reproduction, "homogeneous")
 
 
 @study.adjust

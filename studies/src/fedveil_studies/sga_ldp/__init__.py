@@ -8,7 +8,7 @@ worth.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import scipy
 import torch
@@ -27,10 +27,14 @@ from fedveil_lab.games.membership import MembershipView
 from fedveil_lab.games.shadows import ShadowView
 from fedveil_lab.grid import Outcome
 from fedveil_lab.runs.prepare import Setup
-from fedveil_studies.frame import Curve, Study, Value
+from fedveil_studies.frame import Curve, Reproduction, Study, Value
 from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.frame.models import held_out
+from fedveil_studies.frame.samples import samples
 from fedveil_studies.frame.standard import tested
+
+if TYPE_CHECKING:
+    from fedveil_lab.report.plotting import Figure
 
 study = Study.of(__name__)
 GROUPS = ("honest", "malicious", "common", "rare")
@@ -41,6 +45,12 @@ ACCURATE, TOLD, FLIPPED = (
     0.15,
 )  # at least, at most, at most: the three that are to hold together
 LOSSES = tuple(k / 4 for k in range(41))  # nats
+
+
+@study.picture("1")
+def by_class(reproduction: Reproduction) -> "Figure":
+    """Images of the training set by class."""
+    return samples(reproduction, "blood")
 
 
 @study.probe("watch")
