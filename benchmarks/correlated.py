@@ -1,7 +1,7 @@
 """Does correlated noise beat independent noise where lots or cohorts are sampled? A map of errors, and runs.
 
 Run ``python -m benchmarks.correlated --into results/formal-calibration`` in a checkout. Runs that stand in
-``correlated.csv`` are not played again.
+``correlated.csv``, and errors in ``correlated.json``, are not computed again.
 
 A banded factor C [T, T] has columns of length 1, and each begins at its own round and lasts b rounds. Noise of the
 rounds is C^-1 Z with independent Z. Units are dealt to b buckets at random. Round t draws from bucket t mod b alone,
@@ -58,14 +58,23 @@ Array = NDArray[np.float64]
 REGIMES = ((0.3, 30), (0.1, 25), (0.1, 100), (0.05, 200))
 EPSILONS = (1.0, 4.0, 8.0)
 BANDS = (1, 2, 4, 8, 16)
-# task, rate (1: full participation), rounds
+# task, rate (1: full participation), rounds, total epsilon
 PLAYED = (
-    ("writers", 0.1, 25),
-    ("writers", 1.0, 25),
-    ("writers", 0.1, 100),
+    ("writers", 0.1, 25, 1.0),
+    ("writers", 0.1, 25, 4.0),
+    ("writers", 0.1, 25, 8.0),
+    ("writers", 0.1, 100, 1.0),
+    ("writers", 0.1, 100, 4.0),
+    ("few-writers", 0.1, 25, 8.0),
+    ("few-writers", 0.1, 100, 4.0),
+    ("few-writers", 0.1, 100, 8.0),
+    ("writers", 1.0, 25, 1.0),
+    ("writers", 1.0, 25, 4.0),
 )
-PLAYED_EPSILONS = (1.0, 4.0)
 CONTROL = 4  # band at full participation
+SHORTER = tuple(
+    product((0.05, 0.1), (0.05, 0.1))
+)  # settings for more rounds, in addition to the task's
 
 
 def prefix(rounds: int) -> Array:
@@ -248,12 +257,13 @@ def row(
         "epsilon": epsilon,
         "band": longer,
     }
+    settings = (*SHORTER, *some.settings)
     values: dict[str, Array] = {}
     for label, bands in (("independent", 1), ("banded", longer)):
         schedule = f"band {bands}"
-        tuning = [(setting, seed) for setting in some.settings for seed in TUNING_SEEDS]
+        tuning = [(setting, seed) for setting in settings for seed in TUNING_SEEDS]
         tried = np.array(find(name, place, epsilon, schedule, tuning))
-        best = some.settings[int(tried.reshape(-1, len(TUNING_SEEDS)).mean(1).argmax())]
+        best = settings[int(tried.reshape(-1, len(TUNING_SEEDS)).mean(1).argmax())]
         reported = find(name, place, epsilon, schedule, [(best, seed) for seed in SEEDS])
         values[label] = np.array(reported)
         found[label] = float(values[label].mean())
@@ -275,13 +285,18 @@ def main() -> None:
     made["command"] = f"python -m benchmarks.correlated --into {given.into}"
     made["machine"] = machine("cpu")
     made["tuning seeds"] = list(TUNING_SEEDS)
-    found = [regime(*place, epsilon) for place, epsilon in product(REGIMES, EPSILONS)]
+    file = given.into / "correlated.json"
+    kept = json.loads(file.read_text())["map"] if file.is_file() else []
+    known = {(one["rate"], one["rounds"], one["epsilon"]): one for one in kept}
+    found = []
+    for (rate, rounds), epsilon in product(REGIMES, EPSILONS):
+        found.append(known.get((rate, rounds, epsilon)) or regime(rate, rounds, epsilon))
     runs = Played(given.into / "correlated.csv", played)
     rows: list[dict[str, Any]] = []
-    for place, epsilon in product(PLAYED, PLAYED_EPSILONS):
-        rows.append(row(runs.find, *place, epsilon))
+    for cell in PLAYED:
+        rows.append(row(runs.find, *cell))
         body = json.dumps({"provenance": made, "map": found, "rows": rows}, indent=1)
-        (given.into / "correlated.json").write_text(body + "\n")
+        file.write_text(body + "\n")
 
 
 if __name__ == "__main__":
