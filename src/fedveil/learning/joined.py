@@ -39,6 +39,7 @@ def join_products(graph: GraphModule) -> None:
     """
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     outputs = list(end.args[0])
+    joined = False
     for i, output in enumerate(outputs):
         terms = list(_terms(output, False))
         products = [term for term in terms if term.is_product()]
@@ -47,6 +48,9 @@ def join_products(graph: GraphModule) -> None:
         others = [term for term in terms if term not in products]
         with graph.graph.inserting_before(end):
             outputs[i] = _joined(graph.graph, products, others)
+        joined = True
+    if not joined:
+        return
     end.args = (outputs,)
     graph.graph.eliminate_dead_code()
     graph.recompile()

@@ -40,10 +40,11 @@ def add_in_order(graph: GraphModule) -> None:
     Several threads add the values of one place in the order in which they arrive. An example's bits would then depend
     on time.
     """
-    for node in graph.graph.nodes:
-        if node.target in _PUTS and _adds(node):
-            node.target = added_by_one_thread
-    graph.recompile()
+    sums = [node for node in graph.graph.nodes if node.target in _PUTS and _adds(node)]
+    for node in sums:
+        node.target = added_by_one_thread
+    if sums:
+        graph.recompile()
 
 
 def _adds(node: Node) -> bool:

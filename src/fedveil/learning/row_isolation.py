@@ -123,12 +123,14 @@ def rows_are_isolated(
         dummies = inputs(dummies.to(x.dtype))
         if not isinstance(rule, OneByOne):
             rule.prepare(dummies, labels)
-        before = _bits_of(rule, inputs, dummies, labels, form, kept)
-        for turn, others in enumerate(_halves(persons, dummies.device)):
+        before = [bits.clone() for bits in _bits_of(rule, inputs, dummies, labels, form, kept)]
+        for turn, (replaced, same) in enumerate(_halves(persons)):
+            others = torch.zeros(persons, dtype=torch.bool, device=dummies.device)
+            others[replaced] = True
             changed = inputs(_with_others(dummies, others, turn, form.each, x.dtype))
             after = _bits_of(rule, inputs, changed, labels, form, kept)
             for bits, new_bits in zip(before, after, strict=True):
-                if not torch.equal(bits[~others], new_bits[~others]):
+                if not torch.equal(bits[same], new_bits[same]):
                     return False
         return True
     finally:
@@ -160,12 +162,11 @@ def _random_weights(layout: Layout, generator: torch.Generator) -> Tensor:
     return torch.cat(scaled)
 
 
-def _halves(units: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return four halves of the persons, as bool [units]: even, odd, first and second half."""
-    unit = torch.arange(units, device=device)
-    is_even = unit % 2 == 0
-    is_early = unit < units // 2
-    return is_even, ~is_even, is_early, ~is_early
+def _halves(units: int) -> tuple[tuple[slice, slice], ...]:
+    """Return the persons whose rows are replaced, and those whose rows stay: even and odd ones, first and second half."""
+    even, odd = slice(0, None, 2), slice(1, None, 2)
+    early, late = slice(0, units // 2), slice(units // 2, None)
+    return (even, odd), (odd, even), (early, late), (late, early)
 
 
 def _with_others(
@@ -194,7 +195,7 @@ def _bits_of(
     form: BatchForm,
     kept: _States,
 ) -> list[Tensor]:
-    """Return the bits of all results that enter a step, one row for each person."""
+    """Return the bits of all results that enter a step, one row for each person; the next call may overwrite them."""
     kept.put_back()
     width = form.width
     each = form.each
@@ -220,5 +221,5 @@ def _bits_of(
 def _bits(value: Tensor) -> Tensor:
     """Return the bits of floating-point numbers as integers."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    copied: Tensor = value.detach().contiguous().clone()
-    return copied.view(kinds[value.element_size()])
+    in_order = value.detach().contiguous()
+    return in_order.view(kinds[value.element_size()])
