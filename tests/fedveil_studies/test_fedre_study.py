@@ -5,12 +5,15 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from fedveil.accounting import Release
 from fedveil.calibration import LayerSensitivity
 from fedveil.data import SOURCES
+from fedveil.data import load as load_data
+from fedveil.data.labels import natural_clients
 from fedveil.data.pages import Box
 from fedveil.engines import Evaluation
 from fedveil.errors import FieldError
@@ -27,6 +30,7 @@ from fedveil_lab.grid import Cell, Store
 from fedveil_lab.runs.deal import deal_out
 from fedveil_lab.runs.prepare import prepare
 from fedveil_lab.runs.runner import run
+from fedveil_studies.data import sroie
 from fedveil_studies.fedre import defence, recovered, weights
 from fedveil_studies.fedre.pictures import score_figure
 from fedveil_studies.frame import Choices, Reproduction, find
@@ -336,6 +340,26 @@ def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
     assert ("epsilon" in str(proven)) == (
         setting in ("public", "blur-lus", "signal", "sound-frozen", "sound-rank")
     ), proven
+
+
+def test_a_company_with_and_without_a_full_stop_is_one_client(receipts, tmp_path):
+    [file] = tmp_path.glob("sroie2019*.npz")
+    arrays = dict(np.load(file))
+    keys = [json.loads(text) for text in arrays["key_json"].tolist()]
+    keys[4]["company"] += "."
+    arrays["key_json"] = np.array([json.dumps(one) for one in keys])
+    np.savez(file, **arrays)
+    loaded = load_data("sroie", tile=48, tiles=1, test_receipts=0)
+    assert loaded.owners == ("shop 0", "shop 1")
+    assert loaded.owner.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not SOURCES["sroie"].available, reason="the receipts are not here")
+def test_no_company_of_the_real_receipts_is_spelt_twice():
+    _, companies = sroie._receipts()
+    owner, owners = natural_clients("company", companies, 200)
+    assert (len(owner), len(owners)) == (200, 93)
 
 
 @pytest.mark.slow

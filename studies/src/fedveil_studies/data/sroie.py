@@ -150,7 +150,9 @@ def _receipts() -> tuple[list[_Receipt], list[str]]:
         own = slice(corners[i], corners[i + 1])
         boxes = boxes_of(arrays["boxes"][own], height, width, arrays["box_text"][own].tolist())
         keys = json.loads(str(arrays["key_json"][i]))
-        companies.append(str(keys.get("company", "")))
+        companies.append(
+            str(keys.get("company", "")).rstrip(".")
+        )  # one is printed with and without
         bits = region_bits(sensitive_boxes(boxes, keys), height, width)
         receipts.append(_Receipt(page, [box for box in boxes if box.usable], bits))
     return receipts, companies
