@@ -12,7 +12,7 @@ from fedveil.errors import FieldError, require_choice, require_count, require_po
 from fedveil.gdp import rounded_up
 from fedveil.ranges import require_within
 
-AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
+AS_READ = "one {unit} moves the value without noise by at most the clip, and every release has fresh noise"
 SAMPLED = "every {unit} is in a step's sample by a coin of its own of probability {rate:g}, and nobody sees who is"
 
 
@@ -51,11 +51,11 @@ class Reading:
         ]
         if self.claimed is not None:
             kept = "holds" if epsilon <= self.claimed else "does not hold"
-            sentences.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
+            sentences.append(f"the stated epsilon of {self.claimed:g} {kept} as a total")
             sentences.append(
-                f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it"
+                f"noise of deviation {rounded_up(self.least_sigma or 0.0)} would be enough for epsilon {self.claimed:g}"
             )
-        sentences += [f"it holds if {condition}" for condition in self.total.conditions]
+        sentences += [f"condition: {condition}" for condition in self.total.conditions]
         if epsilon > VACUOUS:
             sentences.append("vacuous: it excludes nothing in practice")
         return tuple(sentences)

@@ -149,7 +149,7 @@ def plan(config: str | None, **options: Any) -> None:
 @click.option(
     "--rate",
     type=float,
-    help="[promise] Probability that a step of existing noise has a record, each by its own coin.",
+    help="[promise] Existing noise: probability that a record is in a step, by a coin of its own.",
 )
 @click.option("--steps", type=int, help="[promise] Noisy steps of a round of existing noise.")
 @click.option("--reach", type=float, help="Score that is possible without privacy; needs a CONFIG.")

@@ -155,7 +155,7 @@ def ledger_show(
 @path_argument(
     "report",
     "REPORT.json",
-    "Of `fedveil report`; what it says that ledgers carry is added up again.",
+    "File of `fedveil report`; its promises are added up again from the ledgers.",
 )
 @path_option(
     "--ledgers",
@@ -476,7 +476,7 @@ def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str
 def node_start(folder: Path, command: tuple[str, ...]) -> None:
     """Start flower-supernode or flower-superexec under the policy.
 
-    Flower then starts the node's own commands in place of its own.
+    Flower then starts the commands in the node's folder in place of its own.
     """
     from fedveil.node.site import start
 

@@ -102,7 +102,7 @@ class ClientMemory(ABC):
     Attributes
     ----------
     lines : list of str
-        All lines of a ledger of this run; only the last line of a ledger in another place.
+        All lines of the ledger, if it belongs to this run; only the last line, if the ledger is kept elsewhere.
     """
 
     lines: list[str]

@@ -105,7 +105,7 @@ def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
         ("relation", f"{plan.relation}: {NEIGHBOURS[plan.relation]}"),
         ("trust", "central: the server sees the clients' updates and adds the noise"),
         ("assumes", assumed),
-        *zip(repeat("holds if"), conditions, strict=False),
+        *zip(repeat("condition"), conditions, strict=False),
         ("noise multiplier", f"{rounded_up(plan.noise_multiplier, 6)} (z)"),
         ("sigma", f"{rounded_up(plan.sigma)} per coordinate of the mean update: z C / n"),
         ("mu", f"{rounded_up(plan.mu)} (Gaussian DP, total)"),
@@ -133,8 +133,12 @@ def spent_of(ledger: "Ledger", policy: "Policy") -> Table:
         rows.append([name, str(count), costs, shown(limit, "g"), left])
     numbers = ("releases", "spent", "allowed", "left")
     notes = [
-        "A release that was begun and not closed counts, too. What is left of a mu is the cost that one more release may have."
+        "A release that was begun and not closed counts, too. For a mu, `left` is the largest mu that one more release may have."
     ]
+    if any(row[0] == "unprotected" for row in rows):
+        notes.append(
+            "unprotected: releases without noise of this party; under local trust the clients' ledgers have the costs."
+        )
     doubts = Counter(entry.doubt for entry in ledger.all_entries if entry.doubt)
     for doubt, count in doubts.items():
         notes.append(f"{count} of its releases cost what stands here if {doubt}; else far more.")

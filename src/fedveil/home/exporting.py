@@ -123,7 +123,7 @@ def _body(about: Description, weights: str) -> Iterator[str]:
         yield ""
     parties = promise.get("parties", {})
     yield from (f"* {_plain(party)}: {_plain(text)}" for party, text in parties.items())
-    yield from (f"* if {_plain(condition)}" for condition in promise.get("conditions", ()))
+    yield from (f"* condition: {_plain(condition)}" for condition in promise.get("conditions", ()))
     if about.removable and promise.get("text", "none") != "none":
         yield "* **not for deployment**: the noise was drawn from a seed, and whoever knows it takes the noise off"
     if about.read_off:

@@ -306,7 +306,7 @@ def times_slower(
 
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
-    """Seed the global generators from this generator for the context, as a module may draw from them.
+    """Seed the global generators within the context, as a module may draw from them; `generator` draws the seed.
 
     Yields
     ------

@@ -99,7 +99,7 @@ def test_a_report_lists_it_and_agrees_with_the_ledgers(home, protect):
     assert ran.exit_code == 0, ran.output
     write_report(gather([home / "done"], [], None, None), home / "signed")
     report = json.loads((home / "signed" / "report.json").read_bytes())
-    [line] = [one["text"] for one in report["sections"][0]["lines"] if "holds if" in one["label"]]
+    [line] = [one["text"] for one in report["sections"][0]["lines"] if "conditions" in one["label"]]
     assert "data.columns" in line
     assert "conditions below" in report["headline"][0]["text"]
     assert not [

@@ -290,7 +290,7 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
         "informed (clear) *",
         "a client without examples",
         "4 runs can prove 0.00 at most",
-        "4 runs in each world are few: an epsilon of 0.00 at most",
+        "4 runs in each world are few: one attack can prove an epsilon of at most 0.00",
         "All together prove, at 95%",
         "Metrics that clients see after each round: noised: z = 1",
         "shadow data lack classes that the target has (5, 6, 7, 8, 9)",

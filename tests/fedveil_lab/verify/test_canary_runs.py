@@ -171,7 +171,7 @@ def test_few_runs_stop_when_their_seconds_are_over(monkeypatch):
     found = judge_by_canaries(play, federation.design, 48, Effort(seconds=35), said.append)
     assert found.effort["runs"] == 4
     assert found.measured.inside + found.measured.outside == 24
-    assert "none of which begins after 35 s" in said[0]
+    assert "no run begins after 35 s" in said[0]
     assert len(found.notes) == 1
     with pytest.raises(NoVerdict):
         judge_by_canaries(play, federation.design, 48, Effort(seconds=15), said.append)

@@ -257,7 +257,7 @@ def test_no_run_begins_once_the_seconds_are_over(monkeypatch):
     slower = clock.passing(lambda _: 0.05 if clock.now < 45 else 1.0)
     found = play(slower, worlds, claim, Effort(), said.append)
     assert 60 <= clock.now <= 61
-    assert "none of which begins after 60 s" in said[0]
+    assert "no run begins after 60 s" in said[0]
     assert any("60 s were over" in note for note in found.notes)
     clock.now = 0.0
     with pytest.raises(NoVerdict, match="60 s were over"):

@@ -21,6 +21,7 @@ from fedveil_lab.attacks.statistics import (
 )
 
 ALPHAS = (0.1, 0.01, 0.001)
+NO_RATE = "too few runs for the true positive rate"  # the note on missing rates begins so
 RUN = "one run of the federation"
 _WORK = 2e9  # pairs times resamples of the bootstrap
 
@@ -208,14 +209,12 @@ def judge(
         bound = epsilon_bound(inside, outside, threshold, delta=delta)
     rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
     unknown = [
-        f"{alpha:g} ({runs_for_rate(alpha)} runs)"
+        f"{alpha:g} (needs {runs_for_rate(alpha)})"
         for alpha in ALPHAS
         if rates[f"{alpha:g}"] is None
     ]
     if unknown:
-        notes.append(
-            f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}"
-        )
+        notes.append(f"{NO_RATE} at a false positive rate of {', '.join(unknown)}")
     return Participation.of(
         area,
         attack=attack,

@@ -98,7 +98,7 @@ def audit(
       calibrated-loss  lira-online  lira-offline  rmia-online  rmia-offline
       bavaria-online  bavaria-offline  bavaria-n-online
       calibrated-loss, lira-*, rmia-* and bavaria-* also as person-NAME, NAME-update, NAME-trajectory
-      (only loss or calibrated-loss: participation is attacked, unless --game membership is given)
+      (loss or calibrated-loss alone attacks participation, unless --game membership is given)
     With --recorded, on what the folder of a run or of a deployed server holds:
       membership  participation  inversion (each as far as what is stored allows it)
     With the package fedveil-studies, as the metric privacy paper prints them (they prove nothing):

@@ -45,7 +45,7 @@ def export(
 
     Writes weights, model.json (network, scaling, classes, promise) and a card.
 
-    Nothing that was measured on private data goes along, and no threshold; what was read off them is named.
+    It writes no threshold, and nothing that was measured on private data. The card names what was read off them.
     """
     from fedveil.home import export as write
     from fedveil_lab.runs.described import described
@@ -168,7 +168,7 @@ def threshold(
 
     It is printed and stored nowhere.
 
-    Private rows are refused: a threshold is a figure of theirs that no promise covers.
+    Private rows are refused, as no promise would cover the threshold.
     """
     from fedveil.home import choose_threshold, load
     from fedveil.tables import Table

@@ -50,8 +50,8 @@ WHOLE = 1_000_000  # a batch of all that a client has
 LIMITS = ("columns", "missing", "classes", "target_range")
 MOST = ("records_per_person", "silos_per_person")
 READ_OFF = """
-# Read off your data: the promise holds if they would be the same without the one who is protected. Agree on values
-# without looking at the data, write them below, and take their key out of this list.
+# The values of these keys were read off your data. The promise holds if they would be the same without the protected
+# unit. Agree on values without looking at the data, write them below, and take their key out of this list.
 """
 LEFT_OUT = {
     "site": """looks like a site's name: client_column = {2} and clients = "natural" in [data] make a client of \

@@ -218,8 +218,10 @@ class ParticipationGame(Attacking):
         if self.world is None and played != usual:
             lacking = self._lacking(self._roles(usual))
             if lacking:
-                why = f"because {usual!r} {lacking.accepted.partition(':')[0]}"
-                notes.append(f"--out-world {played} ({IN_ITS_PLACE[played]}) is played, {why}")
+                why = f"as {usual!r} {lacking.accepted.partition(':')[0]}"
+                notes.append(
+                    f"--out-world {played} is played, {why}; in place of the target is {IN_ITS_PLACE[played]}"
+                )
         label = self.settings[-1].label
         inside = [case for case in self.cases if case.setting == label and case.inside]
         lost = never_drawn(last, len(self.dealt.clients), self.roles, inside)
@@ -284,7 +286,7 @@ def _afterthoughts(replicates: Sequence[Replicate]) -> list[str]:
         classes = sorted(set[int]().union(*(replicate.missing for replicate in lacking)))
         notes.append(
             f"in {len(lacking)} of {len(replicates)} runs the shadow data lack classes that the target has "
-            f"({', '.join(map(str, classes))}): the attacks on them are weaker than with a fuller shadow"
+            f"({', '.join(map(str, classes))}): attacks with such shadow data are weaker"
         )
     stopped = [r for r in replicates if r.stopped]
     if stopped:

@@ -28,7 +28,7 @@ DRAWN = ("replace", "twin")  # worlds whose stand-in is another client
 IN_ITS_PLACE = {
     "replace": "another client of equal size, with everybody's mix of classes",
     "twin": "another client of equal size and with the same classes",
-    "remove": "nobody, so that the number of clients changes, and with it the noise",
+    "remove": "nobody, which changes the number of clients and so the noise",
     "empty": "a client without examples",
     "itself": "the target itself: every attack has to fail, or the audit is wrong",
 }

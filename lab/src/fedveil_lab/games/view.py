@@ -26,7 +26,7 @@ from fedveil_lab.attacks import (
     ThreatModel,
 )
 from fedveil_lab.attacks.participation.weighing import StepLength
-from fedveil_lab.games.roles import World
+from fedveil_lab.games.roles import DRAWN, World
 from fedveil_lab.games.world import AuditedSetup
 from fedveil_lab.runs.prepare import Setup
 
@@ -188,9 +188,10 @@ def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
     if reference:
         able.add("reference")
     else:
-        lacking["reference"] = (
-            "all examples are dealt out; use --out-world remove, or deal out fewer"
-        )
+        fewer = "deal out fewer"
+        if world.stand_in in DRAWN:
+            fewer = "use --out-world remove, or deal out fewer"
+        lacking["reference"] = f"all examples are dealt out; {fewer}"
     if len(world.colluders) > 1:
         able.add("colluders")
     else:

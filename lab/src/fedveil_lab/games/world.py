@@ -327,7 +327,7 @@ def _stand_in(
         "use --out-world remove (which changes the number of clients) or empty, or deal out fewer"
     )
     if pool.left < size:
-        accepted = f"needs another client of {size} examples, and only {pool.left} belong to nobody: {other}"
+        accepted = f"needs another client of {size} examples, and only {pool.left} examples are left over: {other}"
         raise FieldError("--out-world", world.stand_in, accepted)
     lacking = pool.short_of(size, share)
     if world.stand_in == "twin" and lacking:

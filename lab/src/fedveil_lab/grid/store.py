@@ -175,7 +175,9 @@ class Store(Kept):
             count += rounds
             progress.advance({**row, "round": count})
 
-        progress.begin(f"{len(remaining)} runs", 0, sum(cell.config.rounds for cell in remaining))
+        progress.begin(
+            f"all rounds of {len(remaining)} runs", 0, sum(cell.config.rounds for cell in remaining)
+        )
         try:
             for group in groups.values():
                 if group[0].make is not None:

@@ -12,6 +12,7 @@ from fedveil_lab.attacks import Participation
 from fedveil_lab.attacks.bounds import epsilon_ceiling
 from fedveil_lab.attacks.participation.rounds import Colluding
 from fedveil_lab.attacks.statistics import Estimate
+from fedveil_lab.attacks.verdict import NO_RATE
 from fedveil_lab.games import Audit
 from fedveil_lab.games.game import Refused
 from fedveil_lab.games.roles import IN_ITS_PLACE, world_of
@@ -40,7 +41,7 @@ def proven(bound: dict[str, float] | None) -> str:
 def answered(label: str, own: Sequence[Participation], best: Participation | None) -> str:
     """Say in a sentence what the strongest valid attack found on a setting."""
     if best is None:
-        return f"{label}: open, none of {len(own)} attacks works here even without a defence."
+        return f"{label}: undecided: not one attack ({len(own)} played) works here, not even without a defence."
     area = f"the AUC of the strongest attack ({best.attack}) is {in_words(best.auc)}"
     if best.auc.low > 0.5:
         return f"{label}: yes, {area}."
@@ -150,10 +151,10 @@ def too_few(values: dict[str, Any]) -> list[str]:
     runs, ceiling, delta = values["replicates"], values["epsilon_ceiling"], values["delta"]
     if ceiling is None or ceiling >= LITTLE:
         return []
-    needed = ", ".join(f"{fewest_runs(epsilon, delta)} for {epsilon:g}" for epsilon in MILESTONES)
+    needed = ", ".join(f"{fewest_runs(epsilon, delta)} above {epsilon:g}" for epsilon in MILESTONES)
     return [
-        f"{runs} runs in each world are few: an epsilon of {ceiling:.2f} at most can be proven with one attack, and "
-        f"'no' can mean too few runs. Runs in each world to prove more than an epsilon: {needed}."
+        f"{runs} runs in each world are few: one attack can prove an epsilon of at most {ceiling:.2f}, and 'no' can "
+        f"mean too few runs. Runs in each world that can prove an epsilon: {needed}."
     ]
 
 
@@ -232,7 +233,7 @@ def audit_notes(audit: Audit) -> list[str]:
         f"Without client {values['target']} there is {IN_ITS_PLACE[values['world']]}. Client {values['attacker']} "
         f"holds {values['shadow']} shadow data{pooled}.",
         f"{runs} independent runs with and {runs} without the target; intervals are over runs. Each has its own data "
-        "(natural clients keep theirs), first model (but a pre-trained one), training order and noise. Thresholds "
+        "(natural clients keep theirs), first model (unless it is pre-trained), training order and noise. Thresholds "
         f"come from {rehearsals} + {rehearsals} rehearsals, which are not evaluated.",
         f"measured epsilon >=: proven at 95%, for {values['relation']} at delta = {values['delta']:g}; {runs} runs can "
         f"prove {values['epsilon_ceiling']:.2f} at most (by number of runs: {ceilings}). It is no guarantee: a "
@@ -253,7 +254,7 @@ def _of_verdicts(verdicts: Sequence[Scored]) -> list[str]:
     notes, rates = [], list[str]()
     for verdict in verdicts:
         for note in verdict.notes:
-            if note.startswith("no true positive rate"):
+            if note.startswith(NO_RATE):
                 rates.append(note)
             else:
                 notes.append(f"{verdict.attack}, {verdict.setting}: {note}")

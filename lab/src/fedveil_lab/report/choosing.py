@@ -32,9 +32,9 @@ def cost_of_choosing(summaries: Sequence[Summary]) -> list[str]:
         others = len(own) - len(known)
         more = f" ({others} more have no total that adds up)" * bool(others)
         said.append(
-            f"Whoever sees all {len(known)} private runs here sees, for one {unit} ({relation}), epsilon "
-            f"{rounded_up(total)} at delta={delta:g} in total{more}. Choosing among them costs that much, and not the "
-            "epsilon of the chosen one; and figures of held-out rows have no noise, so that no total covers them. "
-            "Choosing beforehand, or by compare --choose, costs nothing."
+            f"The {len(known)} private runs here have together, for one {unit} ({relation}), epsilon "
+            f"{rounded_up(total)} at delta={delta:g}{more}. Choosing one of them costs this total, not the epsilon of "
+            "the chosen run. Figures of held-out rows have no noise, so no total covers them. Choosing beforehand, "
+            "or by compare --choose, costs nothing."
         )
     return said

@@ -27,8 +27,8 @@ def chance_level(runs: Sequence[Summary]) -> str:
         if low > chance:
             return ""
         return (
-            f"no better than the most frequent class: balanced accuracy {value:.3f}, 95% from {low:.3f}, and "
-            f"whoever always names one class has {chance:.3f}."
+            f"no better than the most frequent class: balanced accuracy is {value:.3f} (its 95% interval begins at "
+            f"{low:.3f}), and always naming one class has {chance:.3f}."
         )
     errors = []
     for run in runs:

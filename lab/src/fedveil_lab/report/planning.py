@@ -23,7 +23,7 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
         rows.append(("budget", f"ends the run after {promise.rounds} of {promise.planned} rounds"))
     if promise.validation is not None:
         rows.append(("validation clients", promise.validation.describe(delta)))
-    rows += [("holds if", condition) for condition in promised.conditions]
+    rows += [("condition", condition) for condition in promised.conditions]
     rows += [("not known before the run", what) for what in promise.unknown]
     data = {
         "method": method,

@@ -26,6 +26,7 @@ SHORT = {
 NOISE_COLUMNS = {"sigma": "sigma", "distance": "d", "noise_to_clip": "noise/clip"}
 NOISE_NAMES = {"noise_to_clip": "noise/clip", "signal_to_noise": "update/noise"}
 WIDE = 130  # columns of a terminal that holds the whole table
+THESE = "these rounds"  # over which the figures of a single seed spread
 
 
 def grouped(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
@@ -125,7 +126,9 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     header, data = list(rows[0]), [dict(summary.values) for summary in summaries]
     over, spread_over = covered(summaries, figures[0])
     title = f"{figures[0]}: {over}"
-    if spread_over:
+    if spread_over == THESE:
+        title += f", ± standard deviation over {spread_over}"
+    elif spread_over:
         title += f", mean ± standard deviation over {spread_over}"
     whole = Table.of(rows, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
     if width >= WIDE:
@@ -147,7 +150,7 @@ def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
     least, most = min(filter(None, counts), default=0), max(counts)
     rounds = over = ""
     if most > 1:
-        over = "these rounds"
+        over = THESE
         rounds = f"mean of the last {most} rounds"
         if least < most:
             rounds = f"mean of the last {least} to {most} rounds"
@@ -383,7 +386,7 @@ def run_table(summary: Summary) -> Table:
             rows.append(
                 ("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}")
             )
-    rows += [("holds if", condition) for condition in worst.get("conditions", [])]
+    rows += [("condition", condition) for condition in worst.get("conditions", [])]
     rows += [
         ("to be useful", instead),
         ("published metrics", str(values["published_metrics"]["text"])),

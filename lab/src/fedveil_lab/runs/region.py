@@ -61,7 +61,7 @@ def without_marked(spec: Data, dataset: DataSet) -> DataSet:
     Raises
     ------
     FieldError
-        As `coordinates_of`; also for a set that has marks of its own, which its test half lacks.
+        As `coordinates_of`; also for a set with marks of its own, as its test half has none.
     """
     if spec.blanked is None:
         return dataset

@@ -249,7 +249,7 @@ def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:
 
 
 def best_of(federation: Federation) -> dict[str, Any]:
-    """Return the least released validation loss, and which model had it."""
+    """Return the lowest validation loss that was released, and the round of its model."""
     if federation.validators is None or not federation.validators.best.round:
         return {}
     best = federation.validators.best

@@ -166,5 +166,5 @@ def planned(stages: Stages, each: float, claim: PrivacyClaim, effort: Effort) ->
     reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
     if ceiling <= claim.most:
         reach += f", so that a claim of {claim.most:.3g} is out of reach"
-    limit = "" if effort.limit is None else f", none of which begins after {effort.limit:g} s"
+    limit = "" if effort.limit is None else f"; no run begins after {effort.limit:g} s"
     return f"{stages.total:,} runs in {stages.worlds} worlds, about {stages.total * each:.0f} s{limit}; {reach}"

@@ -212,7 +212,7 @@ def planned(
         reach += f", so that a claim of {claim.most:.3g} is out of reach"
     if claim.trust != "local":
         reach += "; only the published model is compared"
-    limit = "" if effort.seconds is None else f", none of which begins after {effort.seconds:g} s"
+    limit = "" if effort.seconds is None else f"; no run begins after {effort.seconds:g} s"
     say(f"{runs + 2} runs of {len(design.sites)} sites, {count} canaries{limit}; {reach}")
     return runs, count
 

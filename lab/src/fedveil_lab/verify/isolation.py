@@ -123,9 +123,9 @@ class FreshProcesses:
     def isolation(self) -> str:
         """How runs are isolated, in words."""
         return (
-            "a whole process each"
+            "a process of its own"
             if self.whole
-            else "a copy each of a process that imported libraries alone"
+            else "a copy of a process that had imported only libraries"
         )
 
     def worlds_of_file(self, relation: str, unit: str) -> dict[str, tuple[Any, Any] | None]:
@@ -227,7 +227,7 @@ class SameProcess:
         Function ``(data sets, seed)``.
     """
 
-    isolation = "none: the function keeps no state"
+    isolation = "this process, as the function keeps no state"
 
     def __init__(self, function: Callable[[Any, int], Any]) -> None:
         self.function = function

@@ -151,14 +151,16 @@ def play(
     count = stages.judged
     if effort.limit is not None and effort.runs is None:
         count = max(LEAST, int(SPENT * player.left / max(player.paces[name], FASTEST) / 2))
-    say(f"judged in the world {name!r} by its {best.attack.name}: {count:,} more runs of each side")
+    say(
+        f"judged in the world {name!r} by the attack {best.attack.name!r}: {count:,} more runs of each side"
+    )
     inside, outside = player.both(name, count)
     if name in player.hung:
         raise NoVerdict(f"a run in the world {name!r} hangs: {player.hung[name]}")
     made = min(len(inside), len(outside))
     if made < LEAST:
         player.require_time(stages.total)
-    notes = [f"{player.played:,} runs; apart from one another by: {runner.isolation}"]
+    notes = [f"{player.played:,} runs; each in {runner.isolation}"]
     if made < count:
         notes.append(f"{effort.limit:g} s were over after {made:,} of {count:,} runs of each side")
         say(notes[-1])

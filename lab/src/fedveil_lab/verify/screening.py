@@ -71,10 +71,10 @@ class Looked:
         """Say in words what the runs showed."""
         if self.alike:
             return f"both answers were alike under each of {len(self.inside)} seeds"
-        how = f"{self.attack.name}, {figure} {max(0.0, self.attack.value):.2f}"
+        how = f"{figure} {max(0.0, self.attack.value):.2f} by the attack {self.attack.name!r}"
         if self.shift > NO_NOISE:
             return f"{how}; a number without noise differs"
-        return f"{how}; shifted by {self.shift:.2g} of the spread"
+        return f"{how}; the answers shift by {self.shift:.2g} times their spread"
 
 
 def look_at_all(
@@ -185,14 +185,14 @@ def reach_of(looked: Sequence[Looked], again: Sequence[Looked], repeats: bool) -
     made = f"{first} pairs of runs in each of {len(looked)} worlds, then {then - first} in {len(again)} of them"
     notes = [f"the judged world was chosen by {made}"]
     if repeats:
-        missed = f"what fewer than one seed in {max(2, first // MISSED)} shows can have been missed"
+        missed = f"a fault that fewer than one seed in {max(2, first // MISSED)} shows can have been missed"
         notes.append(
-            f"a seed repeats its answer, and both runs of a pair had one seed: a shift of any size shows; {missed}"
+            f"a seed repeats its answer, and the runs of a pair shared one: a shift of any size shows, but {missed}"
         )
     else:
         size = MISSED * (2 / first) ** 0.5
         notes.append(
-            f"a seed does not repeat an answer: a shift below {size:.2g} of the answers' spread can have been missed"
+            f"a seed does not repeat an answer: a shift below {size:.2g} times the answers' spread can have been missed"
         )
     names = ", ".join(one.world.name for one in looked if one.alike)
     if all(one.alike for one in again):

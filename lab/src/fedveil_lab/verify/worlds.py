@@ -312,7 +312,7 @@ def placed(name: str, trap: Trap, claim: PrivacyClaim, sizes: Sizes) -> TwoWorld
     unit = trap(sizes)
     inside, outside = PLACES[claim.unit](unit, claim.relation)
     words = {
-        "zero-out": "counts as nothing",
+        "zero-out": "contributes nothing",
         "add/remove": "is absent",
         "replace-one": "holds something else",
     }

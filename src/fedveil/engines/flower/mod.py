@@ -276,7 +276,7 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
 
 
 def own_method(method: AnyMethod | Callable[[int], AnyMethod] | None, context: Context) -> Method:
-    """Return a client's method: the one given in code, for its partition if that is a function, else the configured one."""
+    """Return a client's method: given in code, made by the given function of its partition, or else configured."""
     if method is None:
         return method_from(context)
     if callable(method) and not isinstance(method, type):

@@ -1,5 +1,5 @@
-"""A page to sign: what a run, a comparison or an audit promises and measured, with what it takes to check it.
+"""Page to sign: promises and measurements of a run, a comparison or an audit, and the evidence to check them.
 
-`gather` reads folders, `sections` says what they show in the order of a reader's questions, `page` writes it for people
-and for registries, `check` recomputes it elsewhere from the report and the ledgers alone.
+`gather` reads folders. `sections` lists their contents in the order of a reader's questions. `page` writes the files for
+people and for registries. `check` recomputes them elsewhere, from the report and the ledgers alone.
 """

@@ -1,4 +1,7 @@
-"""What was attacked, how strongly, and what was not: measured by the author, of which no ledger knows."""
+"""Section of a report on attacks: which were made, how strong they were, and what was not attacked.
+
+All of it is measured by the author; no ledger has it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +13,7 @@ from fedveil_lab.report.statement.figures import roc_charts
 def attacked(
     audits: Sequence[Mapping[str, Any]], drawn: Mapping[str, bytes], settings: Sequence[str]
 ) -> ReportSection:
-    """What audits measured, how strongly, and what nobody attacked; pictures are shown where they were drawn."""
+    """Make the section on attacks from finished audits, with their pictures if there are any."""
     rows, lines, pictures = [], [], []
     for audit in audits:
         game = audit["game"]

@@ -1,6 +1,6 @@
-"""A report checked on any machine: its evidence against ledgers, and its files against what follows from them.
+"""Check a report on any machine: its evidence against ledgers, and its files against the evidence.
 
-The page, the card and report.json are made again from that evidence and from what the author says, and compared whole.
+The page, the card and report.json are made again from the evidence and the author's words, and compared byte for byte.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ OTHER = "is of another version of FedVeil: its figures are checked, and what it 
 
 
 def check(report: Path, ledgers: Sequence[Path], heads: Path | None = None) -> list[Checked]:
-    """Compare a report with ledgers, and its files with what follows from them.
+    """Compare a report's evidence with ledgers, and its files with the evidence.
 
     Parameters
     ----------
     report : Path
         report.json; the page and the card lie beside it.
     ledgers : sequence of Path
-        Of runs and data sets; files and folders.
+        Ledgers of runs and data sets, or folders with such files.
     heads : Path, optional
-        The second place of data sets' ledgers.
+        Folder of the heads of data sets' ledgers.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def check(report: Path, ledgers: Sequence[Path], heads: Path | None = None) -> l
 
 
 def _files(report: Path, raw: bytes, values: Mapping[str, Any]) -> Iterator[Checked]:
-    """Make all files again from the report's evidence and its author's words, and compare them whole."""
+    """Make all files again from the report's evidence and its author's words, and compare each byte for byte."""
     if values["form"] != form_of():
         yield from _other(report.parent, values["files"])
         return
@@ -69,7 +69,7 @@ def _files(report: Path, raw: bytes, values: Mapping[str, Any]) -> Iterator[Chec
 
 
 def _other(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
-    """Compare the digests of files that another version made."""
+    """Compare digests only, for files that another version made."""
     for name, digest in files.items():
         file = folder / name
         if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
@@ -79,7 +79,7 @@ def _other(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
 
 
 def _pictures(page: bytes) -> dict[str, bytes]:
-    """PNGs on a page, by their SHA-256."""
+    """Return the PNGs on a page by their SHA-256."""
     found = {}
     for text in re.findall(rb'data:image/png;base64,([^"]*)"', page):
         try:

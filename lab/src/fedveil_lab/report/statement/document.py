@@ -1,6 +1,6 @@
-"""The form of a report: sections of lines, tables and charts, all plain values; and promises in sentences.
+"""Parts of a report (sections of lines, tables and charts, all plain values), and promises in sentences.
 
-What nobody said is "not covered"; a heuristic gets the sentence why, and no number. What follows from no ledger is
+An entry without a text is "not covered". A heuristic has no number, only the reason. Entries that no ledger gives are
 marked as said by the author.
 """
 
@@ -18,7 +18,7 @@ ABSENT = "not covered"
 
 
 def source(name: str) -> str:
-    """A file of this package: a template, or the words."""
+    """Read a file of this package: a template, or the words."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -27,7 +27,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {**toml_of(source("words.toml")), "neig
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact with its name; without a text nothing covers it. `said`: by the author, and no ledger knows it."""
+    """Named fact; without a text it is "not covered". `said`: the author says it, and no ledger gives it."""
 
     label: str
     text: str = ABSENT
@@ -35,14 +35,14 @@ class Fact:
 
     @classmethod
     def of(cls, label: str, *texts: str | None, said: bool = False) -> "Fact":
-        """Of the texts that there are."""
+        """Make a fact of the given texts, joined; absent ones are left out."""
         text = "; ".join(filter(None, texts)) or ABSENT
         return cls(label, text, said)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table under its title; cells without a text are not covered. `said`: columns that the author says."""
+    """Table with a title; a cell without a text is "not covered". `said`: columns that the author says."""
 
     title: str
     header: Sequence[str]
@@ -52,7 +52,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart, with the range over its repetitions; a setting has one colour in all charts."""
+    """Line of a chart with its range over repetitions; a setting has the same colour in all charts."""
 
     label: str
     colour: int
@@ -64,7 +64,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over an axis; with `logarithmic` both axes are."""
+    """Chart of lines; `logarithmic` makes both axes logarithmic."""
 
     name: str
     title: str
@@ -76,7 +76,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that an audit drew, by the SHA-256 of its PNG."""
+    """Picture of an audit, named by the SHA-256 of its PNG."""
 
     title: str
     text: str
@@ -85,7 +85,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One question of a reader. `said`: its lines, tables, charts and pictures are the author's, all of them."""
+    """Section that answers one question of a reader. `said`: the author says all of it."""
 
     name: str
     lines: Sequence[Fact] = ()
@@ -96,7 +96,7 @@ class ReportSection:
 
 
 def section_from(values: Mapping[str, Any], name: str) -> ReportSection:
-    """A section that the author says, from its plain values."""
+    """Make a section that the author says from its plain values."""
     tables = [Grid(**one) for one in values["tables"]]
     charts = [
         Chart(**{**one, "series": [Series(**line) for line in one["series"]]})
@@ -111,24 +111,24 @@ def section_from(values: Mapping[str, Any], name: str) -> ReportSection:
 
 @dataclass(frozen=True)
 class Report:
-    """What report.json holds.
+    """Contents of report.json.
 
     Attributes
     ----------
     title : str
-        Of the page.
+        Title of the page.
     form : str
-        Digest of what makes pages; another one's look otherwise.
+        Digest of the code, templates and words that make pages; with another digest a page may look otherwise.
     headline : list of dict
-        Setting, the party that counts and a sentence: who is protected from whom.
+        For each setting: the setting, the party with the counted promise, and a sentence: who is protected from whom.
     sections : list of ReportSection
-        In the order in which they are read.
+        Sections in their order on the page.
     evidence : dict
-        What the ledgers carry, run by run and data set by data set.
+        Evidence of the ledgers, for each run and data set.
     said : dict
-        What the author says, from which and the ledgers everything else can be made again.
+        The author's words. With the ledgers they suffice to make everything else again.
     files : dict of str to str
-        SHA-256 of what lies beside report.json.
+        SHA-256 of the files beside report.json.
     """
 
     title: str
@@ -140,7 +140,7 @@ class Report:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """The bytes of report.json, with their own digest."""
+        """Return the bytes of report.json, with their own digest."""
         return encoded({"format": FORMAT, **asdict(self)})
 
 
@@ -148,12 +148,12 @@ Promise = Mapping[str, Any]
 
 
 def percent(share: float) -> str:
-    """A share in percent, rounded up so that no attacker does better."""
+    """Write a share in percent, rounded up so that no attacker does better."""
     return f"{float(rounded_up(100 * share, 3)):g}%"
 
 
 def protected(promise: Promise) -> str:
-    """Who is protected from whom, and what the best attacker can still tell."""
+    """Say who is protected from whom, and how often the best attacker is still right."""
     strength = how_strongly(promise)
     return (
         f"{who_is_protected(promise)}; {strength}" if strength else f"{who_is_protected(promise)}."
@@ -161,7 +161,7 @@ def protected(promise: Promise) -> str:
 
 
 def who_is_protected(promise: Promise) -> str:
-    """Who is protected from whom, without the full stop."""
+    """Say who is protected from whom, without the full stop."""
     status = promise["status"]
     if status == "none":
         return "Nobody is protected: there was no noise"
@@ -177,7 +177,7 @@ def who_is_protected(promise: Promise) -> str:
 
 
 def how_strongly(promise: Promise) -> str:
-    """The epsilon, and how often the best attacker is right; empty where there is no epsilon."""
+    """Say the epsilon, and how often the best attacker is right; empty without an epsilon."""
     if "epsilon" not in promise:
         return ""
     meaning = promise["meaning"]
@@ -194,7 +194,7 @@ def how_strongly(promise: Promise) -> str:
 
 
 def _between(promise: Promise) -> str:
-    """The two neighbouring inputs, with the unit named."""
+    """Say how the two neighbouring inputs differ, with the name of the unit."""
     text, unit = WORDS["neighbours"][promise["relation"]], promise["unit"]
     if text.startswith("its "):
         return f"the {unit}'s {text.removeprefix('its ')}"
@@ -202,7 +202,7 @@ def _between(promise: Promise) -> str:
 
 
 def epsilon_of(promise: Promise) -> str | None:
-    """The epsilon with its delta, or None where none is proven."""
+    """Write the epsilon with its delta; None if none is proven."""
     return (
         f"{rounded_up(promise['epsilon'])} at delta {promise['delta']:g}"
         if "epsilon" in promise
@@ -211,7 +211,7 @@ def epsilon_of(promise: Promise) -> str | None:
 
 
 def beside(promise: Promise) -> list[str]:
-    """Promises for more, or less, than the unit."""
+    """List what a promise gives for ten records of a person, or for one of her records."""
     said = []
     if "epsilon_of_10_records" in promise:
         said.append(

@@ -1,4 +1,4 @@
-"""The figures of a report, measured by its author: accuracy with its interval, curves over the rounds, ROC curves."""
+"""Figures of a report, measured by its author: accuracy with its interval, curves over the rounds, ROC curves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -17,7 +17,7 @@ MOST = 120  # points of a line
 
 
 def _metric(name: str) -> Callable[[Row], Any]:
-    """Reads a metric of a round."""
+    """Return a function that reads a metric of a round."""
 
     def read(row: Row) -> Any:
         return row["metrics"].get(name)
@@ -49,7 +49,7 @@ CURVES: Mapping[str, tuple[str, str, Callable[[Row], Any]]] = {
 def accuracy_of(
     runs: Mapping[str, Sequence[Summary]], statuses: Mapping[str, str]
 ) -> ReportSection:
-    """How accurate the model is: settings' runs, and the status of each setting's promise."""
+    """Make the section on accuracy from each setting's runs and the status of its promise."""
     rivals: set[str] = set()
     majority: set[str] = set()
     for own in runs.values():
@@ -76,7 +76,7 @@ def accuracy_of(
 
 
 def accuracy_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
-    """Accuracy of each setting with a 95% interval, over its seeds or else over the examples it was measured on."""
+    """Make the table of accuracies with 95% intervals: over seeds, or with one seed over its examples."""
     rows = [[label, *_accuracies(own)] for label, own in runs.items()]
     header = (
         "setting",
@@ -91,7 +91,7 @@ def accuracy_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
 
 
 def _accuracies(runs: Sequence[Summary]) -> list[str]:
-    """The cells of one setting: its seeds' mean and interval, clients, and the set's own test half."""
+    """Write the cells of one setting: mean and interval of its seeds, clients, and the set's own test half."""
     first = runs[0]
     name = "accuracy"
     if first.averaged("accuracy") is None and first.averaged("rmse") is not None:
@@ -112,13 +112,13 @@ def _accuracies(runs: Sequence[Summary]) -> list[str]:
 
 
 def _mean_of(figures: Sequence[Mapping[str, float]], name: str) -> str:
-    """The mean of a figure over the seeds that have it; an empty text if none has."""
+    """Write the mean of a figure over the seeds that have it; an empty text if none has."""
     known = [own[name] for own in figures if name in own]
     return f"{fmean(known):.3f}" if known else ""
 
 
 def _interval(means: Sequence[float], examples: float | None) -> tuple[str, str]:
-    """Student's interval over seeds; of one seed Wilson's over examples, which says nothing of other seeds."""
+    """Compute Student's interval over seeds; for one seed Wilson's over examples, which says nothing about other seeds."""
     if len(means) > 1:
         interval = student_interval(means)
         return (
@@ -134,7 +134,7 @@ def _interval(means: Sequence[float], examples: float | None) -> tuple[str, str]
 
 
 def curves(runs: Mapping[str, Sequence[Summary]]) -> list[Chart]:
-    """Each figure over the rounds, a line a setting: the mean over its seeds, and their range."""
+    """Draw each figure over the rounds, with one line for each setting: mean and range of its seeds."""
     charts = []
     for name, (title, unit, figure) in CURVES.items():
         series = []
@@ -150,7 +150,7 @@ def curves(runs: Mapping[str, Sequence[Summary]]) -> list[Chart]:
 def _line(
     label: str, colour: int, runs: Sequence[Summary], figure: Callable[[Row], Any]
 ) -> Series | None:
-    """A figure of a setting in the rounds that all of its seeds have, at most `MOST` of them; None without any."""
+    """Make a setting's line from at most `MOST` of the rounds that all its seeds have; None without such rounds."""
     values = over_rounds(runs, figure)
     if not values:
         return None
@@ -166,7 +166,7 @@ def _line(
 
 
 def roc_charts(audits: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> list[Chart]:
-    """ROC curves of the attack that reached most against each setting, for audits that keep scores or curves."""
+    """Draw the ROC curve of the strongest attack on each setting, for audits that keep scores or curves."""
     charts = []
     for number, audit in enumerate(audits):
         best = _strongest(audit, settings)
@@ -178,7 +178,7 @@ def roc_charts(audits: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> 
 
 
 def _strongest(audit: Mapping[str, Any], settings: Sequence[str]) -> list[Series]:
-    """The ROC curve of the attack that reached most against each setting of an audit."""
+    """Find the ROC curve of the strongest attack on each setting of an audit."""
     results = audit.get("results", ())
     known = list(dict.fromkeys([*settings, *(result["setting"] for result in results)]))
     reached: dict[str, float] = {}
@@ -196,7 +196,7 @@ def _strongest(audit: Mapping[str, Any], settings: Sequence[str]) -> list[Series
 
 
 def _roc(audit: Mapping[str, Any], result: Mapping[str, Any]) -> Any:
-    """The curve that an audit keeps of a result, or that follows from its scores; None if there is neither."""
+    """Return a result's ROC curve, kept or computed from its scores; None without both."""
     drawn = audit.get("roc", {}).get(result["setting"], {}).get(result["attack"])
     if drawn is None and "scores" in result:
         return roc(np.array(result["scores"]["in"]), np.array(result["scores"]["out"]))

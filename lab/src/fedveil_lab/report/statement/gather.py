@@ -1,6 +1,6 @@
-"""What a report is about, read from folders: runs with their ledgers, audits, the policy, and what people say.
+"""Read the subject of a report from folders: runs with their ledgers, audits, the policy, and what people say.
 
-A summary that its ledgers do not carry is refused here, before a page is written of it.
+A summary that contradicts its ledgers is refused here, before a page is written.
 """
 
 import hashlib
@@ -60,18 +60,18 @@ def gather(
     setting: str | None = None,
     pictures: bool = False,
 ) -> Subject:
-    """Read folders of runs, comparisons and audits, and what stands beside them.
+    """Read folders of runs, comparisons and audits, with the ledgers, the policy and people's words.
 
     Parameters
     ----------
     folders : sequence of Path
-        Of runs, comparisons, audits, canaries.
+        Folders of runs, comparisons, audits and canaries.
     ledgers : sequence of Path
-        Of data sets.
+        Ledgers of data sets.
     policy, people : Path, optional
         TOML files: the policy in force, and what only people know.
     setting : str, optional
-        Whose release the card is about; default: the first with a proof, else the first.
+        Setting whose release the card describes; default: the first with a proof, else the first.
     pictures : bool
         Whether pictures of reconstructions, which show clients' examples, are put into the report.
 
@@ -177,7 +177,7 @@ def _rule(policy: Path | None) -> dict[str, Any]:
 
 
 def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
-    """A finished audit; its pictures of reconstructions are added to `drawn`, by digest."""
+    """Read a finished audit, and add its pictures of reconstructions to `drawn` by digest."""
     values, pictures = _read(folder / AUDITED), {}
     for file in sorted(folder.glob("inversion-*.png")):
         content = file.read_bytes()
@@ -190,7 +190,7 @@ def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
 
 
 def _canaries(file: Path) -> dict[str, Any]:
-    """What `fedveil verify --canaries` measured of methods as they are; settings with a planted bug name it."""
+    """Read the results of `fedveil verify --canaries`; a setting with a planted bug names it."""
     values = _read(file)
     honest = []
     for one in values["verdicts"]:
@@ -223,7 +223,7 @@ def read_people(file: Path | None) -> dict[str, Any]:
 
 
 def _compared(folder: Path, sets: Mapping[str, Book]) -> list[tuple[Run, Summary]]:
-    """The runs of a comparison under their settings' labels; its cells hold the rest."""
+    """Read the runs of a comparison, by the labels of their settings."""
     cells = {
         _same(_read(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))
     }
@@ -245,7 +245,7 @@ def _same(values: Mapping[str, Any]) -> tuple[str, int, str]:
 
 
 def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run, Summary]:
-    """A run with its ledgers, which have to carry what its summary says."""
+    """Read a run and its ledgers; they have to agree with its summary."""
     values = summary.values
     run, books = _own_ledgers(folder)
     digests = {}
@@ -294,7 +294,7 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run,
 
 
 def _own_ledgers(folder: Path) -> tuple[str, Mapping[str, Book]]:
-    """The run whose ledgers a folder holds, and its parties' ledgers.
+    """Find the run whose ledgers a folder has, and the ledgers by party.
 
     Raises
     ------
@@ -314,13 +314,13 @@ def _own_ledgers(folder: Path) -> tuple[str, Mapping[str, Book]]:
 
 
 def _chosen(config: Mapping[str, Any], name: str) -> Any:
-    """The value of a key of a configuration, empty where it is not written."""
+    """Return the value of a key of a configuration; empty if it is absent."""
     table, key = name.split(".")
     return config.get(table, {}).get(key, "")
 
 
 def _promised(promise: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary promises, without the figures that are none."""
+    """Return a summary's promises, without its figures that promise nothing."""
     kept = {}
     for name, value in promise.items():
         if not name.startswith("events") and name not in OF_A_RUN:
@@ -329,7 +329,7 @@ def _promised(promise: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path, name: str = "RUN", fix: str = "finish it first, or restore the file") -> Any:
-    """What a file of JSON or TOML holds."""
+    """Return the contents of a JSON or TOML file."""
     read = json_of if path.suffix == ".json" else toml_of
     try:
         return read(path.read_text(encoding="utf-8"))

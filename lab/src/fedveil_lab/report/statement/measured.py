@@ -1,6 +1,6 @@
-"""What a physician asks, on the page: pooled figures with intervals, as its author says them, and the gate's verdict.
+"""Figures that a physician asks for: pooled, with intervals, as the author says them; and the gate's verdict.
 
-Hospitals stand nowhere here: their figures are the experimenter's own.
+No figure is for a single hospital: such figures are the experimenter's own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ NAMES = {"auc": "ROC AUC", "balanced_accuracy": "balanced accuracy", "brier": "B
 def with_measures(
     section: ReportSection, runs: Mapping[str, Sequence[Summary]], folders: Sequence[Path]
 ) -> ReportSection:
-    """The section on accuracy with what accuracy hides, and what was asked for beforehand."""
+    """Add the pooled figures and the gate's verdict to the section on accuracy."""
     tables = [table for table in (measured_rows(runs),) if table.rows]
     lines = [Fact("computed", said_of(found), said=True) for found in _pooled(runs)[:1]]
     lines += [fact for folder in folders for fact in gate_of(folder)]
@@ -31,7 +31,7 @@ def with_measures(
 
 
 def measured_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
-    """Each setting's pooled figures with 95% intervals over patients; of several seeds means of figures and of ends."""
+    """Make the table of pooled figures with 95% intervals over patients; with several seeds, figures and ends are means."""
     rows, positive = [], dict[str, None]()
     for label, own in runs.items():
         found = [one for one in (_of(summary) for summary in own) if one]
@@ -52,11 +52,11 @@ def said_of(found: Mapping[str, Any]) -> str:
         if found["persons"]
         else f"{found['rows']} test rows"
     )
-    return f"said by the author; without noise, on {who} whom no promise covers"
+    return f"said by the author; without noise, on {who}, which no promise covers"
 
 
 def gate_of(folder: Path) -> list[Fact]:
-    """What a comparison had to show, if that was declared before its first run."""
+    """List the limits and the result of a comparison's gate, if it has one."""
     file = folder / GATE
     if not file.is_file():
         return []

@@ -1,4 +1,4 @@
-"""A report's three files, made from its subject alone: report.json, and from their templates report.html and card.yaml.
+"""Make a report's three files from its subject alone: report.json, and by templates report.html and card.yaml.
 
 The page is one file without a network or a script, for screens, paper and screen readers. The card is one release as a
 record of a registry of deployments: fields and accepted values are those of opendp/deployments-registry-data at commit
@@ -48,13 +48,13 @@ STROKES = ("", "", "", "7 3", "7 3 2 3", "2 3", "7 3", "7 3 2 3")  # dashes of e
 
 
 def report_of(subject: Subject) -> Report:
-    """What a subject shows, put into the form of a report; without digests of its files."""
+    """Make the report of a subject, without digests of its files."""
     headline, sections = headline_of(subject), sections_of(subject)
     return Report(subject.name, form_of(), headline, sections, subject.evidence, subject.said)
 
 
 def files_of(subject: Subject) -> dict[str, bytes]:
-    """The content of each file, by name; the same bits wherever they are made."""
+    """Return the bytes of each file by its name; they are the same on every machine."""
     report, contents = report_of(subject), dict[str, bytes]()
     contents[PAGE] = _page(report, subject).encode()
     if subject.runs:
@@ -65,7 +65,7 @@ def files_of(subject: Subject) -> dict[str, bytes]:
 
 @cache
 def form_of() -> str:
-    """Digest of what makes pages: code, templates and words of this package."""
+    """Return the digest of this package's code, templates and words, which make the pages."""
     own = sorted((part.name, part) for part in files(__package__).iterdir() if part.is_file())
     digest = hashlib.sha256()
     for name, part in own:
@@ -74,7 +74,7 @@ def form_of() -> str:
 
 
 def _page(report: Report, subject: Subject) -> str:
-    """The whole page; its style sheet is known to the browser by its digest, so that no other is applied."""
+    """Write the whole page. It names the digest of its style sheet, so a browser applies no other one."""
     charts = [chart for section in report.sections for chart in section.charts]
     most = max((len(chart.series) for chart in charts), default=0)
     style = _rendered(STYLE, light=COLOURS, dark=DARK, strokes=STROKES, lines=range(most)).strip()
@@ -90,7 +90,7 @@ def _page(report: Report, subject: Subject) -> str:
 
 
 def _card(subject: Subject) -> str:
-    """The record of one run's release, in YAML."""
+    """Write the record of one run's release, in YAML."""
     run = subject.on_card
     promise = run.worst
     return _rendered(
@@ -128,7 +128,7 @@ def _rendered(template: str, **values: Any) -> str:
 
 
 def _json(value: object) -> str:
-    """A value as JSON writes it, which YAML reads: of version 1.1, too, for which 1e-05 is a text."""
+    """Write a value as JSON that YAML reads, also version 1.1 (where 1e-05 would be a text)."""
     text = json.dumps(value)
     return (
         text.replace("e", ".0e")
@@ -138,12 +138,12 @@ def _json(value: object) -> str:
 
 
 def refuse_another(folder: Path, subject: Subject) -> None:
-    """Refuse a folder that holds something else than a report of the same runs.
+    """Refuse a folder with other contents than a report of the same runs.
 
     Raises
     ------
     FieldError
-        Naming what it holds.
+        If the folder has other contents; the text names them.
     """
     refuse_strangers(folder, (REPORT, PAGE, CARD))
     file = folder / REPORT
@@ -158,14 +158,14 @@ def refuse_another(folder: Path, subject: Subject) -> None:
 
 
 def write_report(subject: Subject, folder: Path) -> list[Path]:
-    """Write report.json, report.html and card.yaml, the last where something ran; the paths.
+    """Write report.json, report.html and, if there are runs, card.yaml; return their paths.
 
     Parameters
     ----------
     subject : Subject
-        What it is about.
+        Subject of the report.
     folder : Path
-        Made if it is not there; files of an earlier report are replaced.
+        Folder to write, made if absent; files of an earlier report are replaced.
     """
     contents = files_of(subject)
     make_folder(folder)

@@ -1,6 +1,6 @@
-"""Charts as SVG from their numbers alone: the same bits wherever they are drawn, so that a page can be made again.
+"""Draw charts as SVG from their numbers alone, with the same bits on every machine: so a page can be made again.
 
-A drawing takes its colours from the page's classes, so that light, dark and paper are one; it has no style of its own.
+A drawing has no style of its own. Its colours are the page's classes, so it fits light, dark and paper.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,16 +18,16 @@ LOGARITHMIC = ("sigma",)  # charts whose vertical axis is
 
 
 class Axis:
-    """One axis of a frame: where a value lies between its ends, and its ticks.
+    """Axis of a frame: places of values between its ends, and ticks.
 
     Parameters
     ----------
     values : sequence of float
-        All that are drawn along it.
+        All values that are drawn along the axis.
     begin, end : float
-        Places of the least and the largest value.
+        Places of the smallest and the largest value.
     logarithmic, whole : bool
-        How values are placed; whether ticks are whole numbers.
+        Whether the axis is logarithmic, and whether ticks are whole numbers.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Axis:
             self._low, self._high = low * step, high * step
 
     def place(self, value: float) -> float:
-        """Where a value lies, in the drawing."""
+        """Return the place of a value in the drawing."""
         if self.logarithmic:
             value = log10(value) if value > 0 else self._low
         share = (value - self._low) / (self._high - self._low)
@@ -65,14 +65,14 @@ class Axis:
 
 
 def _step(span: float, whole: bool) -> float:
-    """A round distance between ticks."""
+    """Return a round distance between ticks."""
     power = 10.0 ** floor(log10(span / TICKS))
     step = next((factor * power for factor in STEPS if factor * power * TICKS >= span), 10 * power)
     return max(1.0, float(ceil(step))) if whole else step
 
 
 def svg_of(chart: Chart) -> str:
-    """One drawing, without a legend: the page has one whose boxes hide lines by their classes."""
+    """Draw one chart without a legend; the page's legend hides lines by their classes."""
     across = [x for line in chart.series for x in line.x if isfinite(x)]
     along = [
         y
@@ -94,7 +94,7 @@ def svg_of(chart: Chart) -> str:
 
 
 def _frame(chart: Chart, x: Axis, y: Axis) -> Iterator[str]:
-    """Rules, numbers and names of the axes."""
+    """Draw lines, numbers and names of the axes."""
     left, right, bottom, top = (_at(place) for place in (x.begin, x.end, y.begin, y.end))
     for value in y.ticks:
         at, below = _at(y.place(value)), _at(y.place(value) + 4)
@@ -111,7 +111,7 @@ def _frame(chart: Chart, x: Axis, y: Axis) -> Iterator[str]:
 
 
 def _line(number: int, line: Series, x: Axis, y: Axis) -> Iterator[str]:
-    """One line with its range, or a dot where there is a single value."""
+    """Draw one line with its range, or a dot for a single value."""
     yield f'<g class="drawn{number} line{line.colour % len(COLOURS)}">'
     if len(line.low):
         there, back = _points(line.x, line.low, x, y), _points(line.x, line.high, x, y)[::-1]
@@ -131,5 +131,5 @@ def _points(across: Sequence[float], along: Sequence[float], x: Axis, y: Axis) -
 
 
 def _at(place: float) -> str:
-    """A place to a hundredth, which no machine rounds otherwise."""
+    """Write a place in hundredths, which all machines round alike."""
     return f"{round(place, 2) + 0.0:g}"

@@ -1,6 +1,6 @@
-"""What a report says, in the order of a reader's questions: the promise first, then what it does not cover.
+"""Sections of a report in the order of a reader's questions: the promise first, then what it does not cover.
 
-What follows from ledgers is told from what the author says: `Fact.said`, `Grid.said` and `ReportSection.said`.
+`Fact.said`, `Grid.said` and `ReportSection.said` mark what the author says. All else follows from ledgers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ def sections_of(subject: Subject) -> list[ReportSection]:
 
 
 def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
-    """The lines of a section that only people can fill."""
+    """List the lines of a section that only people can fill."""
     lines = []
     for label, key in WORDS[section].items():
         told = people.get(key, ())
@@ -57,7 +57,7 @@ def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
 
 
 def headline_of(subject: Subject) -> list[dict[str, str]]:
-    """Who is protected from whom, a sentence a setting."""
+    """Say for each setting, in a sentence, who is protected from whom."""
     lines = []
     for label, own in subject.by_setting.items():
         party = own[0].counts
@@ -67,7 +67,7 @@ def headline_of(subject: Subject) -> list[dict[str, str]]:
 
 
 def sentence_of(runs: Sequence[Run], party: str, promise: Mapping[str, Any]) -> str:
-    """Who is protected from whom by one promise of runs, and what no ledger says of it."""
+    """Say who is protected from whom by a promise, and which part of it no ledger gives."""
     sentence = protected(promise)
     if _is_quoted(party, runs):
         sentence += QUOTED
@@ -77,7 +77,7 @@ def sentence_of(runs: Sequence[Run], party: str, promise: Mapping[str, Any]) -> 
 
 
 def unit_of(subject: Subject) -> ReportSection:
-    """Whom the promises of each setting, by party, are about, and how strong they are."""
+    """Make the section on units: who is protected by each party's promise, and how strongly."""
     rows: list[list[str]] = []
     lines: list[Fact] = []
     for label, own in subject.promises.items():
@@ -107,7 +107,7 @@ def unit_of(subject: Subject) -> ReportSection:
 def _grid(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], said: Sequence[str] = ()
 ) -> list[Grid]:
-    """One table, or none where it would have no row."""
+    """Return a list of one table; an empty list for a table without rows."""
     return [Grid(title, header, rows, said)] if rows else []
 
 
@@ -117,7 +117,7 @@ def _is_quoted(party: str, runs: Sequence[Run]) -> bool:
 
 
 def _given_ledgers(label: str, runs: Sequence[Run]) -> list[Fact]:
-    """How many clients of a setting gave their own ledgers."""
+    """Say how many clients of a setting gave their own ledgers."""
     given = []
     for run in runs:
         if run.carried.sites:
@@ -130,7 +130,7 @@ def _given_ledgers(label: str, runs: Sequence[Run]) -> list[Fact]:
 
 
 def _strength(promise: Mapping[str, Any]) -> list[str]:
-    """Unit, status, relation, epsilon and the attacker's odds of a promise; empty texts where there is none."""
+    """Write unit, status, relation, epsilon and attacker's odds of a promise; an absent one is an empty text."""
     unit = relation = right = ""
     if promise["status"] != "none":
         unit = WORDS["units"][promise["unit"]].split(",")[0]
@@ -142,11 +142,11 @@ def _strength(promise: Mapping[str, Any]) -> list[str]:
 
 
 def _besides(label: str, promise: Mapping[str, Any], quoted: bool) -> list[Fact]:
-    """What a promise says for more or less than its unit, and its conditions."""
+    """List a promise's epsilons for more or less than its unit, and its conditions."""
     lines = [Fact(f"{label}: besides", text, quoted) for text in beside(promise)]
     conditions = promise.get("conditions")
     if conditions:
-        lines.append(Fact(f"{label}: holds if", "; and if ".join(conditions), quoted))
+        lines.append(Fact(f"{label}: conditions", "; and ".join(conditions), quoted))
     return lines
 
 
@@ -171,12 +171,12 @@ def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> Repo
 
 
 def _by_quotes(runs: Sequence[Run]) -> bool:
-    """Whether a promise counts that the author says."""
+    """Whether a counted promise is only the author's word."""
     return any(run.counts in run.quoted for run in runs)
 
 
 def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
-    """What leaves without the noise that the promise is about; nothing where nothing ran."""
+    """List what leaves without the promised noise; empty without runs."""
     if not runs:
         return []
     engines = {run.carried.engine for run in runs}
@@ -219,12 +219,12 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
 
 
 def _without_repeats(texts: Iterable[str | None]) -> list[str]:
-    """The texts that are there, each once, in order."""
+    """Return the non-empty texts, each once, in order."""
     return list(dict.fromkeys(text for text in texts if text is not None))
 
 
 def _around_the_promise(runs: Sequence[Run]) -> list[Fact]:
-    """Malicious clients that went around the method."""
+    """List the malicious clients that bypassed the method."""
     lines = []
     for run in runs:
         malicious = run.said["malicious"]
@@ -235,7 +235,7 @@ def _around_the_promise(runs: Sequence[Run]) -> list[Fact]:
 
 
 def _tuned(subject: Subject) -> ReportSection:
-    """What was compared and chosen, on which data, and whether it was charged."""
+    """Make the section on tuning: what was compared and chosen, on which data, and whether that was charged."""
     runs, settings = subject.runs, len(subject.by_setting)
     seeds = len({run.said["seed"] for run in runs})
     searched = None
@@ -268,7 +268,7 @@ def _tuned(subject: Subject) -> ReportSection:
 
 
 def _budget(subject: Subject) -> ReportSection:
-    """What is left of each data set's budget, and what runs declared."""
+    """Make the section on budgets: the rest of each data set's, and those that runs declared."""
     told = ("allowed", "left")  # by the policy
     grids = []
     for one in subject.sets:
@@ -286,14 +286,14 @@ def _budget(subject: Subject) -> ReportSection:
 
 
 def _policy(policy: Mapping[str, Any]) -> list[Fact]:
-    """The rules of the policy in force, and what each binds."""
+    """List the rules of the policy in force, and what each binds."""
     if not policy:
         return [Fact("policy")]
     return [Fact.of(key, _text(value), WORDS["binds"].get(key)) for key, value in policy.items()]
 
 
 def _text(value: object) -> str:
-    """A value of a configuration or policy, for a page."""
+    """Write a value of a configuration or policy for a page."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
@@ -304,7 +304,7 @@ def _text(value: object) -> str:
 
 
 def _origin(runs: Sequence[Run]) -> ReportSection:
-    """Where the figures come from: runs, data, versions, ledgers and their heads."""
+    """Make the section on the origin of figures: runs, data, versions, ledgers and their heads."""
     rows, heads = [], []
     for run in runs:
         said, own = run.said, run.carried

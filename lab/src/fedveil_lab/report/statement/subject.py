@@ -1,6 +1,6 @@
-"""What a report is about: what ledgers carry, and what its author says beside them; all plain values.
+"""Subject of a report: the ledgers' evidence and the author's words, all plain values.
 
-A report, its page and its card follow from these two alone, so that they can be made again wherever report.json is.
+A report, its page and its card follow from these two alone, so that they can be made again from report.json.
 """
 
 import json
@@ -25,9 +25,9 @@ class Run:
     Attributes
     ----------
     carried : Carried
-        What its ledgers say of it.
+        The ledgers' evidence on the run.
     said : dict
-        What the author says of it.
+        The author's words about the run.
     """
 
     carried: Carried
@@ -35,12 +35,12 @@ class Run:
 
     @property
     def setting(self) -> str:
-        """Its label."""
+        """Label of the run's setting."""
         return self.carried.setting
 
     @property
     def quoted(self) -> Promises:
-        """Promises of which no ledger knows: what the clients of a deployed run quoted to its server."""
+        """Promises that no given ledger has: those that the clients of a deployed run quoted to its server."""
         return {
             party: p
             for party, p in self.said["promises"].items()
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def counts(self) -> str:
-        """The party whose promise counts: who adds the noise, or of several the one with the least promise."""
+        """Party whose promise counts: the one that adds the noise; among several, the one with the weakest promise."""
         carried = self.carried.promises
         named = next((party for party in (SERVER, CLIENT) if party in carried), None)
         if named is not None:
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def promises(self) -> Promises:
-        """By party, the one that counts first."""
+        """Promises by party; the counted one is first."""
         every, first = {**self.quoted, **self.carried.promises}, self.counts
         return (
             {party: every[party] for party in (first, *sorted(every.keys() - {first}))}
@@ -72,32 +72,32 @@ class Run:
 
     @property
     def worst(self) -> Mapping[str, Any]:
-        """The promise that counts."""
+        """Counted promise of the run, see `counts`."""
         return self.promises[self.counts]
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """Everything that a report is made from.
+    """Everything from which a report is made.
 
     Attributes
     ----------
     name : str
-        Of the page.
+        Title of the page.
     runs : sequence of Run
-        In the order of the settings.
+        Runs in the order of the settings.
     sets : sequence of dict
-        Ledgers of data sets: head and digest, and what was spent of them.
+        Ledgers of data sets: head, digest, and spent costs.
     accuracy, attacked : ReportSection
-        Measured by the author.
+        Sections that the author measured.
     policy, people : dict
         The policy in force; what only people know.
     setting : str, optional
-        Whose release the card is about; default: the first with a proof, else the first.
+        Setting whose release the card describes; default: the first with a proof, else the first.
     made : dict
-        By which version, when, with which command.
+        Version, time and command that made the report.
     pictures : dict of str to bytes
-        PNGs that are shown, by their SHA-256.
+        Shown PNGs by their SHA-256.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Subject:
 
     @classmethod
     def again(cls, report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> "Subject":
-        """What a report was made from, by the values of its report.json and the PNGs on its page."""
+        """Make the subject again from the values of a report.json and the PNGs on its page."""
         evidence, said = report["evidence"], report["said"]
         pairs = zip(evidence["runs"], said["runs"], strict=True)
         own = {name: said[name] for name in ("name", "policy", "people", "setting", "made")}
@@ -127,7 +127,7 @@ class Subject:
         )
 
     def read_back(self) -> "Subject":
-        """The same, as report.json holds it: keys in its order, and plain values alone."""
+        """Return this subject as report.json would give it: sorted keys, and plain values alone."""
         values = json.loads(
             json.dumps({"evidence": self.evidence, "said": self.said}, sort_keys=True)
         )
@@ -135,12 +135,12 @@ class Subject:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """What the ledgers carry, for JSON."""
+        """The ledgers' evidence, for JSON."""
         return {"runs": [vars(run.carried) for run in self.runs], "sets": self.sets}
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the author says, for JSON."""
+        """The author's words, for JSON."""
         own = {
             name: getattr(self, name) for name in ("name", "policy", "people", "setting", "made")
         }
@@ -154,14 +154,14 @@ class Subject:
 
     @property
     def promises(self) -> dict[str, Promises]:
-        """The weakest promise of each party of each setting, the one that counts first."""
+        """Weakest promise of each party, by setting; the counted one is first."""
         return {
             label: weakest([run.promises for run in own]) for label, own in self.by_setting.items()
         }
 
     @property
     def on_card(self) -> Run:
-        """The run whose release the card is about."""
+        """Run whose release the card describes."""
         runs = self.by_setting
         if self.setting is not None:
             return runs[self.setting][0]
@@ -169,7 +169,7 @@ class Subject:
 
 
 def weakest(promises: Sequence[Promises]) -> Promises:
-    """Of the repetitions of a setting, the weakest promise of each party."""
+    """Return the weakest promise of each party among the repetitions of a setting."""
     parties = dict.fromkeys(party for own in promises for party in own)
     each = {party: [own[party] for own in promises if party in own] for party in parties}
     return {party: max(own, key=_rank) for party, own in each.items()}
