@@ -31,6 +31,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.records import write
 from fedveil.engines import Federation
+from fedveil.engines.nvflare.gaussian import ASKED, forms_of
 from fedveil.gdp import epsilon_of_mu
 from fedveil.learning import LocalTraining
 from fedveil.methods import build
@@ -131,10 +132,13 @@ def context(folder: Path, site: int) -> Any:
     workspace = SimpleNamespace(get_run_dir=lambda job: str(folder / job))
     engine = SimpleNamespace(get_workspace=lambda: workspace)
     name = f"site-{site}"
+    model = {name: value.numpy() for name, value in network(0).state_dict().items()}
+    asked = forms_of(DXO(DataKind.WEIGHTS, model).to_shareable())
     return SimpleNamespace(
         get_engine=lambda: engine,
         get_identity_name=lambda default="": name,
         get_job_id=lambda default=None: "job",
+        get_prop={ASKED: asked}.get,
     )
 
 

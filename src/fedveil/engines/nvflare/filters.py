@@ -6,20 +6,20 @@ Within one task FLARE runs the task data filters, the executor and the task resu
 error, the task ends, and FLARE sends a return code without text.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
 from torch import nn
 
 from fedveil.engines.deployed import Settings, disagreement, opened, opened_ledger, with_budget
 from fedveil.engines.lifetime import read_policy
+from fedveil.engines.nvflare.decoding import narrow_decoding
 from fedveil.engines.nvflare.executor import PENDING, FedVeilExecutor
 from fedveil.engines.nvflare.pending import Beside, Pending, RunMemory, known_code, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
@@ -29,6 +29,7 @@ from fedveil.engines.nvflare.shareables import (
     read_broadcast,
     require_own_method,
 )
+from fedveil.engines.nvflare.shield import shield
 from fedveil.engines.nvflare.training import site_training_of
 from fedveil.engines.nvflare.validating import (
     VALIDATION_TASK,
@@ -128,6 +129,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         validation: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        narrow_decoding()
         self.validation = validation
         self._validation = None if validation is None else validation_of(validation)
         self.allow, self.swarm = list(allow or ()), swarm
@@ -248,7 +250,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             None if self._training is None else self._training.learning(site, settings.partition)
         )
         if self._local:
-            _shield(runner.find_executor(self.task))
+            shield(runner.find_executor(self.task))
         return Pending(party, broadcast, memory, held, beside, verdict, teach)
 
     @contextmanager
@@ -475,36 +477,3 @@ def _require_executor(executor: Any, site_training: bool) -> None:
     if not site_training and isinstance(executor, FedVeilExecutor):
         accepted = "it is needed of PrivacyFilter: FedVeilExecutor trains by the site's own module"
         raise FieldError("training", None, accepted)
-
-
-def _shield(executor: Any) -> None:
-    """Replace an executor's errors by return codes, as FLARE would send the errors past the filters.
-
-    If the task is aborted, or the executor calls the job unsafe, FLARE answers without result filters, but with cookies
-    and context. Changes to these are undone here, too.
-    """
-    execute: Callable[..., Any] = executor.execute
-    if getattr(execute, "shielded", False):
-        return
-
-    def shielded(task: str, data: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
-        pending = fl_ctx.get_prop(PENDING)
-        try:
-            result = execute(task, data, fl_ctx, abort_signal)
-        except UnsafeJobError:
-            raise
-        except Exception:  # not logged as an error, because error logs may be sent away
-            escaping(executor.logger).warning("FedVeil: the executor raised", exc_info=True)
-            result = None
-        finally:
-            if isinstance(pending, Pending):
-                pending.restore(fl_ctx, data)
-        return (
-            result if isinstance(result, Shareable) else make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        )
-
-    shielded.shielded = True  # type: ignore[attr-defined]
-    executor.execute = shielded
-    executor.fire_log_analytics = lambda *arguments: (
-        None
-    )  # log messages of Client API code would go straight to the server

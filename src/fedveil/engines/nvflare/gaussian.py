@@ -3,7 +3,7 @@
 import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
@@ -11,7 +11,9 @@ from fedveil.accounting import Guarantee, Ledger, Release, model_of
 from fedveil.engines.deployed import Settings, answer, opened, with_budget
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import read_policy
+from fedveil.engines.nvflare.decoding import narrow_decoding
 from fedveil.engines.nvflare.pending import Beside, RunMemory, known_code, marker_of
+from fedveil.engines.nvflare.shield import BESIDE, shield
 from fedveil.errors import FedVeilError, FieldError, require_rounds
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
 from fedveil.layout import Layout
@@ -29,25 +31,41 @@ from fedveil.methods import (
 )
 from fedveil.ranges import require_within
 
-Form = tuple[torch.dtype, tuple[int, ...]]
+Forms = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # type and shape of each array, by name
 ROUNDED = (
     1 - 1e-9
 )  # factor on the mu of a release, so that rounding keeps the composed total within the limit
-
-
-BESIDE = "fedveil.beside"  # in the context of one task, private to the client
+ASKED = "fedveil.asked"  # forms of the model in a task, in its context, private to the client
 
 
 class TaskKeeper(Filter):  # type: ignore[misc]
-    """Filter by which `GaussianFilter` can undo what training code adds to a task. It must be the first task data filter.
+    """Filter that keeps a task as it came, for `GaussianFilter`. It must be the first task data filter.
 
-    FLARE sends a task's cookies, and the public part of its context, beside each result. Training code can change both.
+    FLARE sends a task's cookies, and the public part of its context, beside each result, also beside an error. Training
+    code can change both; its changes are undone. The names, shapes and types of the task's model are those of the
+    update that leaves.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Keep the task's cookies and context, and let the task pass."""
-        fl_ctx.set_prop(BESIDE, Beside.of(shareable, fl_ctx), private=True, sticky=False)
+        """Keep the task's cookies, context and forms, and let the task pass."""
+        beside = Beside.of(shareable, fl_ctx)
+        fl_ctx.set_prop(BESIDE, beside, private=True, sticky=False)
+        fl_ctx.set_prop(ASKED, forms_of(shareable), private=True, sticky=False)
+        runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+        shield(runner.find_executor(fl_ctx.get_prop(FLContextKey.TASK_NAME)))
         return shareable
+
+
+def forms_of(task: Shareable) -> Forms:
+    """Return type and shape of each array of the model in a task, by name; an empty dict where it holds no model."""
+    try:
+        dxo = from_shareable(task)
+    except ValueError:
+        return {}
+    if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
+        return {}
+    tensors = {str(name): torch.as_tensor(value) for name, value in dxo.data.items()}
+    return {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
 
 
 class GaussianFilter(Filter):  # type: ignore[misc]
@@ -58,10 +76,10 @@ class GaussianFilter(Filter):  # type: ignore[misc]
     noise has the same size in each round. The ledger holds the composed total. This is static local DP:
     `fedveil.SGALDP` with both limits of its budget at one round's epsilon.
 
-    Only the noised difference leaves. Integer arrays leave as zeros, so that counters stay unchanged. Metrics, counts
-    and headers are dropped; cookies and context are restored, if `TaskKeeper` is the first task data filter. The names
-    and shapes of the first difference leave as training code chose them, so they must not depend on the data.
-    `JobGuard` checks everything else that runs in the job.
+    Only the noised difference leaves, with the names, shapes and types of the task's model. `TaskKeeper`, the first task
+    data filter, keeps them; without it everything is refused. So is a difference with other names or shapes. Integer
+    arrays leave as zeros, so that counters stay unchanged. Metrics, counts and headers are dropped; cookies and context
+    are restored. `JobGuard` checks everything else that runs in the job.
 
     Parameters
     ----------
@@ -90,6 +108,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        narrow_decoding()
         self.epsilon = require_within("epsilon", "epsilon", epsilon)
         self.delta = require_within("delta", "delta", delta)
         self.rounds, self.clip = require_rounds("rounds", rounds), clip
@@ -112,9 +131,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         self._method: Method = paired(side)
         self._memories: dict[tuple[str, str], RunMemory] = {}
         self._layout: Layout | None = None
-        self._forms: dict[
-            str, Form
-        ] = {}  # names, shapes and types of all arrays of the first difference
+        self._forms: Forms = {}  # of the first task's model
         self._settings("site")  # impossible settings are refused when the job is deployed
 
     @property
@@ -135,9 +152,9 @@ class GaussianFilter(Filter):  # type: ignore[misc]
             beside.restore(fl_ctx)
         if shareable.get_return_code() != ReturnCode.OK:
             return make_reply(known_code(shareable))
+        layout = self._known(fl_ctx.get_prop(ASKED) or {})
         arrays = _difference(shareable)
-        shared = {name: value for name, value in arrays.items() if value.is_floating_point()}
-        layout = self._known(arrays, shared)
+        _require_shapes(arrays, self._forms)
         site, run = str(fl_ctx.get_identity_name()), str(fl_ctx.get_job_id())
         if (run, site) not in self._memories:
             self._memories[run, site] = RunMemory(marker_of(fl_ctx, site))
@@ -150,7 +167,8 @@ class GaussianFilter(Filter):  # type: ignore[misc]
                 raise FedVeilError(verdict.reason)
 
             def trained() -> tuple[Releases, ClientFacts]:
-                model = (Release("model", layout.flatten(shared)),)
+                own = {name: arrays[name].to(self._forms[name][0]) for name in layout.names}
+                model = (Release("model", layout.flatten(own)),)
                 return model, ClientFacts(broadcast=broadcast, layout=layout)
 
             released = model_of(answer(party, memory, broadcast, verdict, trained))
@@ -159,25 +177,23 @@ class GaussianFilter(Filter):  # type: ignore[misc]
             "FedVeil: release %d of %d; %s", broadcast.public.round, self.rounds, total
         )
         assert released is not None
-        return _reply(layout, released, arrays)
+        return _reply(layout, released, self._forms)
 
-    def _known(self, arrays: dict[str, torch.Tensor], shared: dict[str, torch.Tensor]) -> Layout:
-        """Return the layout of the first difference; refuse a later difference with another layout.
-
-        Integer arrays leave as zeros, but their shapes are sent, so the shapes must not depend on the data either.
-        """
-        if not shared:
-            raise FieldError("difference", 0, "holds no array of floating point")
-        forms = {name: (value.dtype, tuple(value.shape)) for name, value in arrays.items()}
+    def _known(self, asked: Forms) -> Layout:
+        """Return the layout of the first task's model; refuse a task without a model, or with another one."""
+        shapes = {name: shape for name, (kind, shape) in asked.items() if kind.is_floating_point}
+        if not shapes:
+            accepted = "must begin with TaskKeeper, and the task must hold a model: the update gets its names and shapes"
+            raise FieldError("task_data_filters", len(asked), accepted)
+        for name, (kind, _) in asked.items():
+            if kind.is_complex or kind == torch.bfloat16:  # NumPy has no bfloat16
+                raise FieldError(name, str(kind), "cannot be noised")
         if self._layout is None:
-            shapes = {name: tuple(shared[name].shape) for name in sorted(shared)}
-            self._layout, self._forms = Layout.from_shapes(shapes), forms
-        if self._forms != forms:
-            raise FieldError(
-                "difference",
-                sorted(forms),
-                "must hold the arrays of the first one, in the same shapes and types",
-            )
+            self._layout = Layout.from_shapes({name: shapes[name] for name in sorted(shapes)})
+            self._forms = asked
+        if self._forms != asked:
+            accepted = "must be those of the first task, in the same shapes and types"
+            raise FieldError("arrays of the task's model", sorted(asked), accepted)
         return self._layout
 
     def _broadcast(self, number: int, layout: Layout) -> Broadcast:
@@ -216,23 +232,29 @@ def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
     if dxo.data_kind != DataKind.WEIGHT_DIFF or not isinstance(dxo.data, dict):
         accepted = "must be a difference: params_type=ParamsType.DIFF, or params_transfer_type=TransferType.DIFF"
         raise FieldError("data_kind", dxo.data_kind, accepted)
-    arrays = {}
-    for name, value in dxo.data.items():
-        tensor = torch.as_tensor(value)
-        if tensor.is_complex() or tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16
-            raise FieldError(str(name), str(tensor.dtype), "cannot be noised")
-        arrays[str(name)] = tensor
+    arrays = {str(name): torch.as_tensor(value) for name, value in dxo.data.items()}
+    for name, value in arrays.items():
+        if value.is_complex():
+            raise FieldError(name, str(value.dtype), "cannot be noised")
     return arrays
 
 
-def _reply(layout: Layout, released: torch.Tensor, arrays: dict[str, torch.Tensor]) -> Shareable:
+def _require_shapes(arrays: dict[str, torch.Tensor], asked: Forms) -> None:
+    """Refuse a difference with other arrays than the task's model: names and shapes leave as they are."""
+    found = {name: tuple(value.shape) for name, value in arrays.items()}
+    if found != {name: shape for name, (_, shape) in asked.items()}:
+        accepted = "must hold the arrays of the task's model, in the same shapes"
+        raise FieldError("difference", sorted(found), accepted)
+
+
+def _reply(layout: Layout, released: torch.Tensor, forms: Forms) -> Shareable:
     """Make a result that holds only the noised difference."""
     data, views = {}, layout.views(released)
-    for name, value in arrays.items():
+    for name, (kind, shape) in forms.items():
         if name in views:
-            data[name] = views[name].to(value.dtype).contiguous().clone().numpy()
+            data[name] = views[name].to(kind).contiguous().clone().numpy()
         else:
-            data[name] = torch.zeros_like(value).numpy()
+            data[name] = torch.zeros(shape, dtype=kind).numpy()
     # all sites have equal weight, as the number of steps depends on the size of the data set
     reply: Shareable = DXO(
         DataKind.WEIGHT_DIFF, data, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}

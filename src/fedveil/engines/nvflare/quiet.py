@@ -17,6 +17,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from fedveil.engines.nvflare.commands import narrow_job
+from fedveil.engines.nvflare.decoding import narrow_decoding
 from fedveil.errors import FieldError
 
 FLARE = "nvflare."
@@ -140,7 +141,8 @@ class JobGuard(FLComponent):  # type: ignore[misc]
     """FLARE component that stops a job with a forbidden component, before the job starts.
 
     (`PrivacyFilter` checks only at the first task.) It also takes FLARE's commands for figures, errors and logs away
-    from the server. It belongs in the site's ``local/privacy.json``.
+    from the server. No message makes an object that stands for a file, from the moment in which the guard is made. It
+    belongs in the site's ``local/privacy.json``.
 
     Parameters
     ----------
@@ -153,6 +155,7 @@ class JobGuard(FLComponent):  # type: ignore[misc]
     def __init__(self, allow: list[str] | None = None, swarm: bool = False) -> None:
         super().__init__()
         self.allow, self.swarm = list(allow or ()), swarm
+        narrow_decoding()  # now: FLARE's process of a job answers messages before it starts the job
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Check all components once they are loaded, before any starts; then narrow the server's commands."""

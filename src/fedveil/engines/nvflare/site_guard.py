@@ -14,6 +14,7 @@ from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedveil.engines.nvflare.commands import narrow_before, narrow_site
+from fedveil.engines.nvflare.decoding import narrow_decoding
 from fedveil.errors import FieldError
 
 ANYTHING = "super"  # role to which FLARE grants every right, for its own tests
@@ -23,7 +24,8 @@ class SiteGuard(FLComponent):  # type: ignore[misc]
     """FLARE component that leaves the server only the commands by which jobs come, end and are cleared away.
 
     It belongs in the components of the site's ``local/resources.json``. A command that was taken away is answered as
-    an unknown one. A role to which FLARE grants every right for its own tests gets none here.
+    an unknown one. A role to which FLARE grants every right for its own tests gets none here. No message makes an object
+    that stands for a file (`narrow_decoding`).
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -34,13 +36,14 @@ class SiteGuard(FLComponent):  # type: ignore[misc]
         SystemExit
             If this FLARE keeps its commands elsewhere: the site then does not run without protection.
         """
-        if event_type == EventType.SYSTEM_BOOTSTRAP:
-            narrow_before(ClientRequestProcessors.request_processors)
-            _grant_nothing(AuthorizationService.get_authorizer())
-        if event_type != EventType.SYSTEM_START:
+        if event_type not in (EventType.SYSTEM_BOOTSTRAP, EventType.SYSTEM_START):
             return
         try:
-            narrow_site(getattr(fl_ctx.get_engine(), "admin_agent", None))
+            if event_type == EventType.SYSTEM_BOOTSTRAP:
+                narrow_decoding()
+                narrow_before(ClientRequestProcessors.request_processors)
+            else:
+                narrow_site(getattr(fl_ctx.get_engine(), "admin_agent", None))
             _grant_nothing(AuthorizationService.get_authorizer())
         except FieldError as error:  # FLARE would only log an ordinary error, and go on
             raise SystemExit(f"FedVeil: {error}") from error

@@ -7,10 +7,13 @@ import threading
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.fuel.f3.cellnet.core_cell import Message as CellMessage
+from nvflare.fuel.f3.cellnet.defs import Encoding, MessageHeaderKey
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, new_cell_message
 
-ADMIN, JOB, NETWORK = "admin", "client_command", "_net_manager"
+from crafted_kit import encoded, file_at, with_cookie
+
+ADMIN, JOB, NETWORK, BESIDE = "admin", "client_command", "_net_manager", "aux_communication"
 SHELL = ("cat {0}", "tail {0}", "head {0}", "grep ward {0}", "ls {1}")
 
 
@@ -58,6 +61,18 @@ class Asker(FLComponent):
         for topic in ("show_stats", "show_errors", "configure_job_log", "check_status"):
             request = new_cell_message({}, "10" if topic == "configure_job_log" else {})
             yield topic, self.send(cell, JOB, topic, f"{site}.{job}", request)
+        for name, target in (("a cookie", site), ("a cookie to the job", f"{site}.{job}")):
+            yield name, self.cookie(cell, target, file)
+
+    def cookie(self, cell, target, file):
+        """What comes back for a cookie that stands for a file."""
+        request = CellMessage(payload=encoded(with_cookie(file_at(file))))
+        request.set_header(MessageHeaderKey.PAYLOAD_ENCODING, Encoding.FOBS)
+        reply = cell.core_cell.send_request(BESIDE, "anything", target, request, timeout=5.0)
+        jar = reply.payload.get_cookie_jar() if reply.payload else {}
+        found = jar.get("cookie")  # FLARE writes a received file into a folder, and names that
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+        return f"{code} {open(found.value).read() if found else None}"
 
     def admin(self, cell, site, topic, body, job=None):
         message = Message(topic, body)

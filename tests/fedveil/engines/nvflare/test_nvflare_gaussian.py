@@ -10,9 +10,11 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
 
 from fedveil.engines.lifetime import read_ledger
+from fedveil.engines.nvflare.gaussian import ASKED, forms_of
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.nvflare import GaussianFilter, TaskKeeper, begin_ledger
@@ -22,7 +24,9 @@ pytestmark = pytest.mark.nvflare
 SECRET = "patient 4711"
 
 
-def context(folder, site="site-1", job="job-1"):
+def context(folder, site="site-1", job="job-1", asked=None):
+    """What the filter asks of FLARE, after `TaskKeeper` has seen a task; default: of the arrays of `difference`."""
+    asked = forms_of(difference(kind=DataKind.WEIGHTS)) if asked is None else asked
     engine = SimpleNamespace(
         get_workspace=lambda: SimpleNamespace(get_run_dir=lambda job: str(folder / job))
     )
@@ -30,19 +34,24 @@ def context(folder, site="site-1", job="job-1"):
         get_engine=lambda: engine,
         get_identity_name=lambda default="": site,
         get_job_id=lambda default=None: job,
-        get_prop=lambda name: None,
+        get_prop={ASKED: asked}.get,
     )
 
 
 def difference(scale=1.0, size=(40, 25), kind=DataKind.WEIGHT_DIFF, meta=None, **more):
     arrays = {
         "weight": np.full(size, scale, dtype=np.float32),
-        "bias": np.float32(scale).reshape(()),
+        "bias": np.full((), scale, dtype=np.float32),
         **more,
     }
     return DXO(
         kind, arrays, meta or {"NUM_STEPS_CURRENT_ROUND": 17, "initial_metrics": {SECRET: 1.0}}
     ).to_shareable()
+
+
+def model(*given, **more):
+    """Forms of a task's model with the arrays of such a difference."""
+    return forms_of(difference(*given, kind=DataKind.WEIGHTS, **more))
 
 
 def arrays(reply):
@@ -51,7 +60,8 @@ def arrays(reply):
 
 def test_what_leaves_is_the_clipped_difference_with_the_stated_noise(tmp_path):
     one = GaussianFilter(epsilon=8.0, rounds=4, clip=0.5, seed=1)
-    found = arrays(one.process(difference(1e6, size=(200, 200)), context(tmp_path)))
+    large = context(tmp_path, asked=model(size=(200, 200)))
+    found = arrays(one.process(difference(1e6, size=(200, 200)), large))
     noise = found["weight"] - 0.5 / math.sqrt(200 * 200 + 1)
     assert noise.std() == pytest.approx(one.sigma, rel=0.02)
     assert abs(noise.mean()) < 4 * one.sigma / 200
@@ -101,7 +111,9 @@ def test_nothing_else_leaves(tmp_path):
     result = difference(steps=np.array(5), note=np.arange(3, dtype=np.int64))
     result[SECRET] = SECRET
     result.set_header("note", SECRET)
-    reply = GaussianFilter(epsilon=8.0, rounds=1, seed=4).process(result, context(tmp_path))
+    asked = model(steps=np.array(0), note=np.zeros(3, dtype=np.int64))
+    fl_ctx = context(tmp_path, asked=asked)
+    reply = GaussianFilter(epsilon=8.0, rounds=1, seed=4).process(result, fl_ctx)
     assert SECRET not in str(reply)
     dxo = from_shareable(reply)
     assert dxo.get_meta_prop("NUM_STEPS_CURRENT_ROUND") == 1
@@ -112,34 +124,56 @@ def test_nothing_else_leaves(tmp_path):
 class Adding(Executor):
     """Training code that adds to all that FLARE sends beside a result."""
 
+    def __init__(self, ends):
+        super().__init__()
+        self.ends = ends
+
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         shareable.add_cookie("note", SECRET)
         shareable.get_cookie_jar()["list"].append(SECRET)
         for sticky in (False, True):
             fl_ctx.set_prop(f"{SECRET}, {sticky}", 1, private=False, sticky=sticky)
         fl_ctx.get_prop("public")["note"] = SECRET
-        return difference()
+        if self.ends == "aborted":
+            abort_signal.trigger(True)
+        if self.ends == "unsafe":
+            raise UnsafeJobError(SECRET)
+        if self.ends == "raised":
+            raise RuntimeError(SECRET)
+        return difference() if self.ends == "done" else Shareable({SECRET: SECRET})
 
 
+ENDS = {
+    "done": ReturnCode.OK,
+    "no difference": ReturnCode.TASK_RESULT_FILTER_ERROR,
+    "raised": ReturnCode.EXECUTION_EXCEPTION,
+    "aborted": ReturnCode.TASK_ABORTED,
+    "unsafe": ReturnCode.UNSAFE_JOB,
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_training_code_adds_to_a_task_is_undone_with_a_keeper(kept, tmp_path):
-    one = Site("site-a", tmp_path, Adding(), [])
+def test_what_training_code_adds_to_a_task_is_undone_with_a_keeper(kept, ends, tmp_path):
+    one = Site("site-a", tmp_path, Adding(ends), [])
     one.scope.add_task_result_filter(GaussianFilter(epsilon=8.0, rounds=1, seed=4), "out")
     if kept:
         one.scope.add_task_data_filter(TaskKeeper(), "in")
-    reply = one.do("train", Shareable())
+    reply = one.do("train", difference(kind=DataKind.WEIGHTS))
     sent = [reply, one.context.get_all_public_props()]
     sent.append(one.engine.manager.new_context().get_all_public_props())
     assert [SECRET in str(part) for part in sent] == [not kept] * 3
-    assert reply.get_return_code() == ReturnCode.OK
     if kept:
+        assert reply.get_return_code() == ENDS[ends]
         assert reply.get_cookie_jar() == {"task": "cookie of the server", "list": []}
+    assert ("DXO" in reply) == (kept and ends == "done")
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf])
 def test_what_is_not_finite_is_a_zero_update_with_the_same_noise(scale, tmp_path):
     one = GaussianFilter(epsilon=8.0, rounds=1, seed=5)
-    found = arrays(one.process(difference(scale, size=(100, 100)), context(tmp_path)))["weight"]
+    large = context(tmp_path, asked=model(size=(100, 100)))
+    found = arrays(one.process(difference(scale, size=(100, 100)), large))["weight"]
     assert np.isfinite(found).all()
     assert found.std() == pytest.approx(one.sigma, rel=0.05)
 
@@ -152,11 +186,7 @@ def test_what_is_not_finite_is_a_zero_update_with_the_same_noise(scale, tmp_path
         lambda: DXO(
             DataKind.COLLECTION, {"a": DXO(DataKind.WEIGHT_DIFF, {"w": np.ones(2)})}
         ).to_shareable(),
-        lambda: DXO(DataKind.WEIGHT_DIFF, {"n": np.arange(2)}).to_shareable(),
-        lambda: DXO(DataKind.WEIGHT_DIFF, {"w": np.ones(2, dtype=np.complex64)}).to_shareable(),
-        lambda: DXO(
-            DataKind.WEIGHT_DIFF, {"w": torch.ones(2, dtype=torch.bfloat16)}
-        ).to_shareable(),
+        lambda: difference(weight=np.ones((40, 25), dtype=np.complex64)),
     ],
 )
 def test_a_result_of_another_kind_is_refused(result, tmp_path):
@@ -164,19 +194,56 @@ def test_a_result_of_another_kind_is_refused(result, tmp_path):
         GaussianFilter(epsilon=8.0, rounds=1, seed=6).process(result(), context(tmp_path))
 
 
-def test_other_arrays_than_the_first_ones_are_refused(tmp_path):
-    one, fl_ctx = GaussianFilter(epsilon=8.0, rounds=3, seed=7), context(tmp_path)
-    one.process(difference(), fl_ctx)
-    counted = {"steps": np.zeros(3, dtype=np.int64)}
-    double = {"weight": np.ones((40, 25), dtype=np.float64)}
-    for other in (
-        difference(size=(2, 2)),
-        difference(more=np.ones(3, dtype=np.float32)),
-        difference(**counted),
-        difference(**double),
-    ):
-        with pytest.raises(FieldError):
-            one.process(other, fl_ctx)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"n": (torch.int64, (2,))},
+        {"w": (torch.complex64, (2,)), "v": (torch.float32, (2,))},
+        {"w": (torch.bfloat16, (2,))},
+    ],
+)
+def test_a_task_without_a_model_that_noise_can_be_added_to_is_refused(asked, tmp_path):
+    one = GaussianFilter(epsilon=8.0, rounds=1, seed=6)
+    with pytest.raises(FieldError):
+        one.process(difference(), context(tmp_path, asked=asked))
+
+
+OTHERS = {
+    "another shape": difference(size=(2, 2)),
+    "an array more": difference(more=np.ones(3, dtype=np.float32)),
+    "a counter more": difference(steps=np.zeros(3, dtype=np.int64)),
+    "another name": DXO(
+        DataKind.WEIGHT_DIFF, {"weight": np.ones((40, 25)), "bias of 4711": np.ones(())}
+    ).to_shareable(),
+    "an array less": DXO(DataKind.WEIGHT_DIFF, {"weight": np.ones((40, 25))}).to_shareable(),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_arrays_than_the_tasks_are_refused_and_cost_nothing(case, tmp_path):
+    """Also in the first round: their names and shapes would leave, and training code may choose them by its data."""
+    one, fl_ctx = GaussianFilter(epsilon=8.0, rounds=1, seed=7), context(tmp_path)
+    with pytest.raises(FieldError) as refused:
+        one.process(OTHERS[case], fl_ctx)
+    assert refused.value.field == "difference"
+    one.process(difference(), fl_ctx)  # the one release of the budget is still there
+
+
+def test_the_types_that_leave_are_those_of_the_tasks_model(tmp_path):
+    double = difference(weight=np.ones((40, 25), dtype=np.float64))
+    found = arrays(GaussianFilter(epsilon=8.0, rounds=1, seed=7).process(double, context(tmp_path)))
+    assert {name: value.dtype for name, value in found.items()} == {
+        "weight": np.float32,
+        "bias": np.float32,
+    }
+
+
+def test_a_task_with_another_model_than_the_first_one_is_refused(tmp_path):
+    one = GaussianFilter(epsilon=8.0, rounds=3, seed=7)
+    one.process(difference(), context(tmp_path))
+    with pytest.raises(FieldError):
+        one.process(difference(size=(2, 2)), context(tmp_path, asked=model(size=(2, 2))))
 
 
 def test_a_failed_result_is_its_code_alone(tmp_path):
@@ -218,9 +285,10 @@ def test_what_cannot_work_is_refused_when_the_filter_is_made(changes, field):
 
 def test_the_shape_of_an_integer_array_tells_nothing_of_a_round(tmp_path):
     """It leaves as zeros: their number would be a number of patients."""
-    one, fl_ctx = GaussianFilter(epsilon=8.0, rounds=3, seed=7), context(tmp_path)
-    one.process(difference(seen=np.zeros(3, dtype=np.int64)), fl_ctx)
-    for seen in (np.zeros(17, dtype=np.int64), np.zeros(3, dtype=np.int32)):
-        with pytest.raises(FieldError):
-            one.process(difference(seen=seen), fl_ctx)
-    assert not arrays(one.process(difference(seen=np.arange(3)), fl_ctx))["seen"].any()
+    fl_ctx = context(tmp_path, asked=model(seen=np.zeros(3, dtype=np.int64)))
+    one = GaussianFilter(epsilon=8.0, rounds=3, seed=7)
+    with pytest.raises(FieldError):
+        one.process(difference(seen=np.zeros(17, dtype=np.int64)), fl_ctx)
+    for seen in (np.arange(3), np.arange(3, dtype=np.int32)):
+        found = arrays(one.process(difference(seen=seen), fl_ctx))["seen"]
+        assert (found.dtype, found.any()) == (np.int64, False)

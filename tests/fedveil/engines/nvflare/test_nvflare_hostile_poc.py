@@ -142,6 +142,8 @@ def test_commands_from_the_servers_process_reach_no_file_of_a_guarded_site(poc, 
             assert asked[site][question].endswith("invalid_request"), (question, asked[site])
         assert (poc.kits / site / "decoy").exists()
         assert asked[site]["process_info"].endswith("None"), asked[site]
+        assert asked[site]["a cookie"].endswith("None"), asked[site]
+    assert "4712" in asked[SITES[2]]["a cookie"], asked[SITES[2]]
     reading = [asked[SITES[2]][command] for command in SHELL]
     assert all("ward" in text for text in reading), reading
     assert "4712" in reading[0]
@@ -155,6 +157,7 @@ def test_commands_from_the_servers_process_reach_no_file_of_a_guarded_site(poc, 
             "config_vars of the job",
             "show_stats",
             "show_errors",
+            "a cookie to the job",
         ):
             assert asked[site][question].endswith("None"), (question, asked[site])
 
