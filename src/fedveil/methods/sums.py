@@ -232,6 +232,19 @@ class SecureSum(TrustedSum):
         total = unmasked(shares, context)
         return total / (context.terms.denominator * len(context.roster))
 
+    def rate(self) -> float:
+        """Return the learning rate of the step.
+
+        Raises
+        ------
+        FieldError
+            If there is none.
+        """
+        if self.lr is None:
+            accepted = "is needed: the step is the server's; give the method its parameter, lr=0.5"
+            raise FieldError("lr", None, accepted)
+        return self.lr
+
     def step(
         self,
         facts: ServerFacts,
@@ -240,11 +253,10 @@ class SecureSum(TrustedSum):
         source: Source,
     ) -> Combined:
         """Move the model by one step of the rule against a gradient [d]."""
-        if self.lr is None:
-            raise FieldError("lr", None, "it is needed: the step is the server's")
+        rate = self.rate()
         theta = facts.broadcast.models[0]
         rule = self.aggregator.for_round(state, source, facts.public_update)
-        model, state = rule.step(theta, (-self.lr * gradient).to(theta.dtype), state)
+        model, state = rule.step(theta, (-rate * gradient).to(theta.dtype), state)
         sites = len(facts.broadcast.public.roster)
         return Combined(model[None], nothing(), state, {"clients": float(sites)})
 

@@ -174,12 +174,8 @@ class FedVeilStrategy(Strategy):
             self.method.noisy.require_sites(
                 sites, "clients_per_round" if clients_per_round else "clients"
             )
-        if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
-            raise FieldError(
-                "lr",
-                None,
-                'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)',
-            )
+        if isinstance(self.method.server, SecureSum):
+            self.method.server.rate()  # refused here, and not after the first round
         self._nodes = Nodes(self.server, self._roster, attempts)
         self._loop = RoundLoop(self._serving, self._nodes)
         self._result = Result()  # Flower's own is lost if a budget ends the run

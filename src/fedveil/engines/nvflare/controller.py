@@ -184,6 +184,8 @@ class ServerController(Controller):  # type: ignore[misc]
         own = public is not None and site_training
         self._method = method_of(method, parameters, aggregator, site_training, public=own)
         _require_keys(self._method, keys, seed)
+        if isinstance(self._method.server, SecureSum):
+            self._method.server.rate()  # refused here, and not after the first round
         self._budget = None if epsilon is None else Filter(epsilon, delta)
         self._results: dict[str, Shareable] = {}
         self.models: Tensor | None = None

@@ -18,7 +18,7 @@ from fedveil.errors import FieldError
 OF_FILES = (Datum, Workspace)
 
 
-class Refused(Decomposer):  # type: ignore[misc]
+class NotDecoded(Decomposer):  # type: ignore[misc]
     """Decomposer of a class that no message may name.
 
     Parameters
@@ -59,4 +59,4 @@ def narrow_decoding() -> None:
         accepted = "is where no FLARE from 2.7 to 2.9 keeps its classes: a message could read files"
         raise FieldError("fobs", type(known).__name__, accepted)
     for kind in OF_FILES:
-        known[get_class_name(kind)] = Refused(kind)
+        known[get_class_name(kind)] = NotDecoded(kind)

@@ -17,6 +17,7 @@ from fedveil.accounting import Relation
 from fedveil.aggregation import (
     Aggregator,
     NoState,
+    TrimmedMean,
     by_weight,
     capped_weights,
     even,
@@ -238,6 +239,8 @@ def usable_rule(
         raise FieldError(
             "rule", name, f"refused for n: it needs {rule.least} sites, and there are {sites}"
         )
+    if weights is None:
+        require_cut(rule, sites)
     if rule.needs:
         accepted = (
             "needs the aggregator's own training on public data: use FedVeilController(public=...)"
@@ -264,6 +267,19 @@ def usable_rule(
         )
     capped_weights(list(weights.values()), 1.0 if cap is None else cap)
     return by_weight(rule)
+
+
+def require_cut(rule: Aggregator, sites: int) -> None:
+    """Refuse a trimmed mean that cuts off nobody among so many sites: it would be the plain mean.
+
+    Raises
+    ------
+    FieldError
+        If its fraction is below one site's share.
+    """
+    if isinstance(rule, TrimmedMean) and rule.fraction > 0 and rule.withstands(sites) == 0:
+        accepted = f"cuts off nobody among {sites} sites, which is the plain mean: 1 / {sites} is the least"
+        raise FieldError("fraction", rule.fraction, accepted)
 
 
 def _remembers(rule: Aggregator) -> bool:

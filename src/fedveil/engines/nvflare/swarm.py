@@ -37,6 +37,7 @@ from fedveil.engines import messages
 from fedveil.engines.answers import RoundAnswers
 from fedveil.engines.nvflare.filters import require_swarm
 from fedveil.engines.nvflare.late import OpenRounds
+from fedveil.engines.nvflare.rules import require_cut
 from fedveil.engines.nvflare.shareables import (
     method_of,
     model_of_name,
@@ -50,7 +51,7 @@ from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, req
 from fedveil.layout import Buffers, Layout
 from fedveil.logs import escaping
 from fedveil.mechanisms import source_of
-from fedveil.methods import Broadcast, PublicFacts, Releases
+from fedveil.methods import Broadcast, PublicFacts, Releases, SecureSum
 from fedveil.secure import PublicKey, public_key
 
 ANSWERED = "fedveil.answered"  # sites that answered the previous question, in the meta of a task
@@ -128,6 +129,8 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         if len(set(self.sites)) != len(self.sites) or len(self.sites) < 2:
             raise FieldError("sites", sites, "must name two peers or more, each once")
         self._method_sites()
+        if self._method.server.rule is not None:
+            require_cut(self._method.server.rule, len(self.sites))
         self._layout: Layout | None = None
         self._replies: dict[int, Releases] = {}
         self._failed: dict[int, str] = {}
@@ -135,10 +138,12 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         self.history: list[Round] = []
 
     def _method_sites(self) -> None:
-        """Refuse too few sites for a secure sum, and a secure sum without keys."""
+        """Refuse too few sites for a secure sum, and a secure sum without a rate or keys."""
         noisy = self._method.noisy
         if noisy is not None:
             noisy.require_sites(len(self.sites), "sites")
+        if isinstance(self._method.server, SecureSum):
+            self._method.server.rate()
         if self._secure and self.keys is None and self.seed is None:
             raise FieldError(
                 "keys", None, "are needed for a secure sum: the public key of each site, by name"

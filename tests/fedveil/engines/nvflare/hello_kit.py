@@ -1,6 +1,8 @@
 """The model and data of FLARE's first example, on digits in the place of pictures that have to be downloaded."""
 
 import os
+import time
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -44,4 +46,13 @@ def killed(site):
     """A peer that is gone in the middle of its first round."""
     if site == "site-3":
         os._exit(9)
+    return dataset(site)
+
+
+def halted(site):
+    """A peer that stands still in its first round, until somebody kills its process."""
+    if site == "site-3":
+        seen = os.environ["FEDVEIL_SEEN"]
+        Path(seen).with_name("halted").write_text(str(os.getpid()))
+        time.sleep(600)
     return dataset(site)

@@ -194,6 +194,7 @@ def test_what_cannot_train_is_refused_when_the_filter_is_made(changes, field):
     [
         ({"parameters": {**RECORD, **SECURE}, "seed": None}, "keys"),
         ({"parameters": {**RECORD, **SECURE}, "keys": {"site-a": "no key"}}, "keys.site-a"),
+        ({"parameters": {**RECORD, **SECURE, "lr": None}}, "lr"),
         ({"parameters": RECORD, "keys": {"site-a": "00"}}, "keys"),
         ({"parameters": RECORD, "site_training": False}, "method"),
         ({"method": "group", "parameters": {"hypotheses": 2}, "site_training": False}, "method"),

@@ -52,10 +52,15 @@ def flat(arrays):
     return torch.cat([torch.as_tensor(np.asarray(arrays[name])).reshape(-1) for name in ("w", "b")])
 
 
+# of four sites the default of a fifth cuts off nobody, and is refused
+OPTIONS = {"trimmed-mean": {"fraction": 0.25}}
+
+
 @pytest.mark.parametrize("name", [name for name in AGGREGATORS if name != "fltrust"])
 @pytest.mark.parametrize("kind", ["WEIGHT_DIFF", "WEIGHTS"])
 def test_every_rule_is_what_the_rule_says_whoever_comes_first(name, kind):
-    rule, rows = AGGREGATORS[name](), updates()
+    options, rows = OPTIONS.get(name, {}), updates()
+    rule = AGGREGATORS[name](**options)
     model = updates(seed=9, n=1)[0] if kind == "WEIGHTS" else None
     if model is not None:
         rows = [{key: row[key] + model[key] for key in row} for row in rows]
@@ -65,7 +70,11 @@ def test_every_rule_is_what_the_rule_says_whoever_comes_first(name, kind):
     reduced = rule.for_round(state, source_of(0)).reduce(stack, even(4))
     step, _ = rule.step(torch.zeros(7, dtype=torch.float64), reduced, state)
     found = combined(
-        RuleAggregator(name, 4, expected_data_kind=kind), rows, kind, model, order=[2, 0, 3, 1]
+        RuleAggregator({"name": name, **options}, 4, expected_data_kind=kind),
+        rows,
+        kind,
+        model,
+        order=[2, 0, 3, 1],
     )
     torch.testing.assert_close(flat(found), start + step, atol=1e-12, rtol=0)
 
@@ -103,6 +112,8 @@ def test_sensitivities_with_weights(rule, zero, any_two):
     [
         ({"name": "krum", "malicious": 1}, {}, "rule"),  # 5 of 4
         ({"name": "bulyan", "malicious": 1}, {}, "rule"),  # 7 of 4
+        ("trimmed-mean", {}, "fraction"),  # nobody is cut off: the plain mean
+        ({"name": "trimmed-mean", "fraction": 0.24}, {}, "fraction"),
         ("fltrust", {}, "rule"),
         ({"name": "fedavg", "weighting": "examples"}, {}, "weighting"),
         ("fedavgm", {"swarm": True}, "rule"),
@@ -125,13 +136,13 @@ def test_what_cannot_work_is_refused_when_the_aggregator_is_made(rule, changes, 
 
 @pytest.mark.parametrize("name", list(AGGREGATORS))
 def test_in_a_swarm_no_rule_that_remembers(name):
-    rule = AGGREGATORS[name]()
+    rule, given = AGGREGATORS[name](), {"name": name, **OPTIONS.get(name, {})}
     remembers = not isinstance(rule.init(2, torch.float32), NoState)
     if remembers or rule.needs:
         with pytest.raises(FieldError):
-            RuleAggregator(name, 4, swarm=True)
+            RuleAggregator(given, 4, swarm=True)
     else:
-        RuleAggregator(name, 4, swarm=True)
+        RuleAggregator(given, 4, swarm=True)
     assert isinstance(
         RuleAggregator({"name": "centred-clipping", "remember": False}, 4, swarm=True),
         RuleAggregator,

@@ -210,8 +210,10 @@ def test_a_round_is_asked_so_often_and_no_more():
         ({"method": "fedre", "parameters": {}}, "method"),
         ({"aggregator": "fedavgm"}, "aggregator"),
         ({"aggregator": "fltrust"}, "method"),
+        ({"aggregator": "trimmed-mean"}, "fraction"),
         ({"parameters": SECURE, "seed": None}, "keys"),
         ({"parameters": SECURE, "keys": {"site-1": "00"}}, "keys"),
+        ({"parameters": {**SECURE, "lr": None}}, "lr"),
         ({"parameters": SECURE, "sites": SITES[:2]}, "sites"),
         ({"sites": ["site-1"]}, "sites"),
         ({"sites": ["site-1", "site-1"]}, "sites"),
@@ -277,7 +279,9 @@ def test_keys_name_the_peers(tmp_path):
 
 def test_a_rule_alone_leaves_the_script(tmp_path):
     sizes = {"weights": {"site-1": 500, "site-2": 100, "site-3": 100}, "cap": 0.5}
-    recipe = protect(swarm(), "vanilla", aggregator="fedmedian", **sizes, say=lambda text: None)
+    said = []
+    recipe = protect(swarm(), "vanilla", aggregator="fedmedian", **sizes, say=said.append)
+    assert any("withstands 0 malicious of 3 peers" in line for line in said)
     _, client = exported(recipe, tmp_path)
     kinds = [one["path"].rpartition(".")[2] for one in client["components"]]
     assert "RuleAggregator" in kinds
@@ -293,6 +297,7 @@ def test_a_rule_alone_leaves_the_script(tmp_path):
         ("global", {"parameters": {"noise_multiplier": 1.0}}, "method"),
         ("vanilla", {"aggregator": {"name": "krum", "malicious": 1}}, "rule"),
         ("vanilla", {"aggregator": "fedavgm"}, "rule"),
+        ("vanilla", {"aggregator": "trimmed-mean"}, "fraction"),
     ],
 )
 def test_protect_refuses_for_a_swarm_with_the_reason(method, given, field):
