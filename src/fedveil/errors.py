@@ -54,7 +54,7 @@ class FieldError(FedVeilError, ValueError):
 
 
 class HeuristicError(FedVeilError, ValueError):
-    """Error: the epsilon of a release was requested that satisfies no definition of privacy."""
+    """Error: an epsilon was requested of a release that satisfies no definition of privacy."""
 
 
 class ReplyError(FedVeilError, ValueError):

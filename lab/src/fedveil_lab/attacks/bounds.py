@@ -248,7 +248,7 @@ def one_run(
 
     Sources: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run" (arXiv 2305.08846, theorem
     5.2), for (epsilon, delta); Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run"
-    (arXiv 2410.22235, algorithm 3 with abstention), for Gaussian DP, which loses less. Both hold whatever the mechanism
+    (arXiv 2410.22235, algorithm 3 with abstention), for Gaussian DP; the latter loses less. Both hold whatever the mechanism
     does to the canaries together. The adversary guesses about the canaries with the highest scores (in) and the lowest
     (out). The number of guesses is fixed beforehand, or several numbers share the error (Bonferroni). Equal scores are
     guessed wrong.

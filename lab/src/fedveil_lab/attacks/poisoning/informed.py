@@ -85,7 +85,7 @@ class InformedUpdate(Behaviour):
         honest: Tensor,
         malicious: int,
     ) -> Tensor:
-        """Compute the vector of `factor`; without one, of the strongest factor against the rule, else of the `usual` one."""
+        """Compute the vector of a factor: the given one, else the strongest against a known rule, else `usual`."""
         if factor is None:
             if self.rule is None:
                 factor = usual
