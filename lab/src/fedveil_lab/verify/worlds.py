@@ -289,7 +289,7 @@ def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> l
 
 
 def require_meaningful(claim: PrivacyClaim) -> None:
-    """Refuse a claim whose neighbours no lists of arrays show, whatever the function does with them.
+    """Refuse a claim whose neighbours cannot be written as lists of arrays for every function.
 
     Raises
     ------

@@ -41,12 +41,12 @@ ENCODED = ("payload_encoding", "pe")  # headers of what an earlier call encoded
 
 
 class SiteLog:
-    """Writes down what a site sent and received, in order.
+    """Log of a site's sent and received messages, in order.
 
     Parameters
     ----------
     folder : str
-        One file a message.
+        Folder with one file for each message.
     """
 
     def __init__(self, folder: str) -> None:
