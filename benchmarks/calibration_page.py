@@ -135,12 +135,22 @@ def runs_of_bands() -> str:
     """Table of runs with independent and banded noise."""
     rows = []
     for one in read("formal-calibration/correlated.json")["rows"]:
-        people = {"writers": 539, "few-writers": 100}[one["task"]]
-        facts = (people, f"{one['rate']:g}", one["rounds"], f"{one['epsilon']:g}", one["band"])
+        units = {
+            "writers": "539 writers",
+            "few-writers": "100 writers",
+            "alzheimer": "4,096 images",
+        }
+        facts = (
+            units[one["task"]],
+            f"{one['rate']:g}",
+            one["rounds"],
+            f"{one['epsilon']:g}",
+            one["band"],
+        )
         figures = (f"{one['independent']:.3f}", f"{one['banded']:.3f}")
         gain = one["banded - independent"]
         rows.append((*facts, *figures, shown(gain), verdict(gain)))
-    heads = ("writers", "rate", "rounds", "epsilon", "band", "independent", "banded", "difference")
+    heads = ("units", "rate", "rounds", "epsilon", "band", "independent", "banded", "difference")
     return table((*heads, "verdict"), rows)
 
 

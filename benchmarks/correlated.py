@@ -69,6 +69,12 @@ PLAYED = (
     ("writers", 0.1, 100, 4.0),
     ("writers", 0.1, 100, 1.0),
     ("writers", 0.1, 25, 8.0),
+    ("few-writers", 1.0, 25, 8.0),
+    ("few-writers", 1.0, 10, 8.0),
+    ("few-writers", 1.0, 25, 4.0),
+    ("few-writers", 1.0, 10, 4.0),
+    ("alzheimer", 0.05, 200, 8.0),
+    ("alzheimer", 0.05, 200, 4.0),
 )
 CONTROL = 4  # band at full participation
 # Settings in addition to the task's, as more rounds need shorter steps.
@@ -290,7 +296,7 @@ def main() -> None:
     torch.set_num_threads(1)
     from fedveil_lab.runs.provenance import provenance
 
-    made = provenance("MNIST with its writers", list(SEEDS))
+    made = provenance("MNIST with its writers; Alzheimer images of 32x32 pixels", list(SEEDS))
     made["command"] = f"python -m benchmarks.correlated --into {given.into}"
     made["machine"] = machine("cpu")
     made["tuning seeds"] = list(TUNING_SEEDS)
