@@ -185,7 +185,7 @@ def writers() -> Task:
         names = torch.from_numpy(file["test_writer"].astype(np.int64))
     theirs = names[parts_of(names)["public"]]
     open_ = grouped(public.test_x, public.test_y, theirs, 10)
-    grid = product((0.2, 0.35, 0.6, 1.0, 1.7, 3.0), (0.05, 0.1))
+    grid = product((0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0), (0.05, 0.1))
     return Task(
         name="writers",
         level="person",
