@@ -9,13 +9,15 @@ from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
 from fedveil.data import SOURCES
+from fedveil.errors import FieldError
+from fedveil.learning import build_model
 from fedveil_lab.attacks import ServerView
 from fedveil_lab.config import load, parse
 from fedveil_lab.games.membership import MembershipView
 from fedveil_lab.grid import Cell, Store
 from fedveil_lab.runs import run
 from fedveil_lab.runs.prepare import prepare
-from fedveil_studies.frame import Choices, Reproduction, find
+from fedveil_studies.frame import Choices, Reproduction, Selection, find
 from fedveil_studies.sga_ldp import LOSSES, phase, worth
 
 STUDY = find("sga-ldp")
@@ -50,6 +52,29 @@ def test_every_printed_figure_has_a_place_in_a_table():
         if m.published is not None
     }
     assert placed == set(STUDY.published)
+
+
+def test_on_imagenet_s_features_nothing_but_the_features_is_another():
+    plain, other = (
+        Reproduction(STUDY, Choices(scale="paper", readings=readings)).cell(
+            "blood", "flip", "sga", 0
+        )
+        for readings in ((), ("imagenet",))
+    )
+    ours, theirs = plain.config.to_dict(), other.config.to_dict()
+    assert ours["data"].pop("patches") == 64
+    assert "patches" not in theirs["data"]
+    assert theirs["model"]["name"] == "efficientnet_lite0"
+    assert theirs["model"]["train"] == ["head"]
+    assert {**ours, "model": None} == {**theirs, "model": None}
+    model = other.config.model
+    made = {**model.options, "weights": "none", "pixels": 32}
+    head = build_model(model.name, input_shape=(3, 28, 28), outputs=8, seed=0, **made)
+    assert sum(one.numel() for one in head.parameters()) == 10_248
+    study = Reproduction(STUDY, Choices(readings=("imagenet",), rows=("n30",)))
+    by_number = Selection.of(study, ["map"])
+    with pytest.raises(FieldError, match="imagenet"):
+        study.cells(by_number)
 
 
 def test_settings_differ_in_the_rule_alone():

@@ -145,9 +145,9 @@ def cost(cells: Sequence[Cell], store: Store, recorded: Mapping[str, float | Non
     text = f"{len(waiting)} of {len(cells)} runs are to be made"
     if not known:
         return [f"{text}; how long such runs take is not recorded"]
-    text += f"; {len(known)} like them took about {_hours(sum(known))} in all on a shared machine"
+    text += f": about {_hours(sum(known))}, by what such runs took on a shared machine"
     if len(known) < len(waiting):
-        text += "; of the others no time is recorded"
+        text += f"; of {len(waiting) - len(known)} of them no time is recorded"
     return [text]
 
 

@@ -28,6 +28,7 @@ from fedveil_lab.games.shadows import ShadowView
 from fedveil_lab.grid import Outcome
 from fedveil_lab.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Reproduction, Study, Value
+from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.frame.models import held_out
 from fedveil_studies.frame.samples import samples
@@ -45,6 +46,25 @@ ACCURATE, TOLD, FLIPPED = (
     0.15,
 )  # at least, at most, at most: the three that are to hold together
 LOSSES = tuple(k / 4 for k in range(41))  # nats
+
+
+@study.adjust
+def on_imagenet(values: dict[str, Any], _scale: ScaleOf, flags: frozenset[str]) -> None:
+    """Train the head of EfficientNet-Lite0 on ImageNet's features, under the reading "imagenet"."""
+    data = values["data"]
+    if "imagenet" not in flags or "patches" not in data:
+        return
+    if "components" in data:
+        raise FieldError(
+            "--reading", "imagenet", "is not for tables over the number of parameters: leave it out"
+        )
+    del data["patches"]
+    values["model"] = {
+        "name": "efficientnet_lite0",
+        "pixels": 112,
+        "train": ["head"],
+        "cached": True,
+    }
 
 
 @study.picture("1")
