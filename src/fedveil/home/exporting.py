@@ -128,7 +128,7 @@ def _body(about: Description, weights: str) -> Iterator[str]:
         yield "* **not for deployment**: the noise was drawn from a seed, and whoever knows it takes the noise off"
     if about.read_off:
         keys = ", ".join(map(_plain, about.read_off))
-        yield f"* **read off the private data**: {keys}; what stands of them below is covered by no noise"
+        yield f"* **read off the private data**: {keys}; no noise covers their values below"
     yield ""
     yield "## What it takes and what it answers"
     yield ""

@@ -93,7 +93,7 @@ def init(
     if protect != said:
         typer.echo(f"--protect {said}: taken as {protect}, {PROTECTS[protect]}")
     if protect == "person" and not person:
-        person = _asked("--person", "What says whose an example is: a column, an array, or folder")
+        person = _asked("--person", "Where the person's id stands: a column, an array, or folder")
     name = re.sub(r"[^\w.-]", "-", file.stem)
     how: dict[str, Any] = {"epsilon": epsilon, "target": target, "person": person, "site": site}
     how |= {"missing": missing, "decimal": decimal, "thousands": thousands, "encoding": encoding}
