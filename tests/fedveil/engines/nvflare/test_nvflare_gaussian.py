@@ -1,6 +1,8 @@
 """FLARE's own form of static local DP: what leaves, how much it is noised, and what is counted."""
 
 import math
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import flare_needed  # noqa: F401
@@ -12,13 +14,16 @@ from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.client.config import TransferType
 
+import fedveil as fv
 from fedveil.engines.lifetime import read_ledger
 from fedveil.engines.nvflare.gaussian import ASKED, forms_of
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.nvflare import GaussianFilter, TaskKeeper, begin_ledger
 from flare_kit import Site
+from hello_kit import SITES, SimpleNetwork
 
 pytestmark = pytest.mark.nvflare
 SECRET = "patient 4711"
@@ -292,3 +297,32 @@ def test_the_shape_of_an_integer_array_tells_nothing_of_a_round(tmp_path):
     for seen in (np.arange(3), np.arange(3, dtype=np.int32)):
         found = arrays(one.process(difference(seen=seen), fl_ctx))["seen"]
         assert (found.dtype, found.any()) == (np.int64, False)
+
+
+@pytest.mark.slow
+def test_a_recipe_of_flares_runs_with_the_filter_in_its_simulator(tmp_path, monkeypatch):
+    """As results/flare-filters has it; FLARE's own script computes the difference."""
+    recipes = pytest.importorskip("nvflare.app_opt.pt.recipes.fedavg")
+    spec = pytest.importorskip("nvflare.recipe")
+    here = Path(__file__).parent
+    path = [str(Path(fv.__file__).parents[1]), str(here), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    recipe = recipes.FedAvgRecipe(
+        name="gauss",
+        min_clients=3,
+        num_rounds=2,
+        model=SimpleNetwork(),
+        train_script=str(here / "hello_client.py"),
+        params_transfer_type=TransferType.DIFF,
+        aggregator_data_kind=DataKind.WEIGHT_DIFF,
+    )
+    recipe.add_client_input_filter(TaskKeeper(), tasks=["train"])
+    one = GaussianFilter(epsilon=8.0, rounds=2, seed=1)
+    recipe.add_client_output_filter(one, tasks=["train"])
+    recipe.execute(spec.SimEnv(clients=SITES, workspace_root=str(tmp_path)))
+    for site in SITES:
+        text = "".join(log.read_text() for log in tmp_path.rglob(f"{site}/log.txt"))
+        assert "release 2 of 2; conditional eps=8 " in text, text[-3000:]
+    [saved] = tmp_path.rglob("FL_global_model.pt")
+    model = torch.load(saved)["model"]
+    assert max(float(torch.as_tensor(value).abs().max()) for value in model.values()) > one.sigma
