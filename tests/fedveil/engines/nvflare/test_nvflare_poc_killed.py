@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import recipes_needed  # noqa: F401
@@ -39,9 +38,9 @@ OWN = privacy(
 )
 
 
-def killed(running, names, whole):
-    """Start a swarm, and kill its third peer once that trains: the process of the job, or the `whole` site; the job's id."""
-    recipe = swarm(names, min_clients=3)
+def killed(running, names, whole, gone=GONE, **more):
+    """Start a swarm, and kill a peer once the third one trains: the process of the job, or the `whole` site; the job's id."""
+    recipe = swarm(names, min_clients=3, **more)
     given = {"site": OWN, "seed": SEED, "sites": names, "say": lambda text: None}
     protect(recipe, **given, **TIMES)
     env = ProdEnv(startup_kit_location=str(running.kits / ADMIN), login_timeout=60)
@@ -51,9 +50,11 @@ def killed(running, names, whole):
         assert time.monotonic() < until, running.tail()
         time.sleep(0.2)
     pids = [int(halted.read_text())]
-    assert f"{GONE}" in Path(f"/proc/{pids[0]}/cmdline").read_text()
+    assert pids[0] in running.pids(GONE)
     if whole:
-        pids.insert(0, running.processes[GONE].pid)
+        own = running.processes[gone].pid  # first: it would report the other's death
+        pids = [own, *(pid for pid in running.pids(gone) if pid != own)]
+        assert len(pids) == 2
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     return job
@@ -107,6 +108,18 @@ def test_four_peers_go_on_without_a_site_that_is_gone(tmp_path):
             models.append(LAYOUT.flatten(saved))
     assert all(torch.equal(models[0], model) for model in models)
     assert "round 1 is asked again, of 3 peers" in text
+
+
+def test_a_swarm_whose_aggregator_is_gone_ends_without_a_model(tmp_path):
+    """The first peer combines the first round. FLARE's server ends the job once a peer too many is silent."""
+    with Poc(tmp_path, dict.fromkeys(SITES, OWN)) as running:
+        silent = {"max_status_report_interval": 30}
+        job = killed(running, SITES, whole=True, gone=SITES[0], **silent)
+        status = running.ended(job)
+        told = running.log("server", job) if (running.kits / "server" / job).exists() else ""
+        models = list(running.kits.rglob("fedveil/model.safetensors"))
+    assert status == "FINISHED:EXECUTION_EXCEPTION", told[-3000:]
+    assert models == []
 
 
 def said_by(running, name, job):
