@@ -279,9 +279,8 @@ class Played:
         """Return the accuracies of runs, of which unknown ones are played together."""
         keys = [(name, trust, epsilon, schedule, *setting, seed) for setting, seed in runs]
         new = [run for key, run in zip(keys, runs, strict=True) if key not in self._found]
-        for (setting, seed), value in zip(
-            new, self._play(name, trust, epsilon, schedule, new), strict=True
-        ):
+        values = self._play(name, trust, epsilon, schedule, new) if new else []
+        for (setting, seed), value in zip(new, values, strict=True):
             key = (name, trust, epsilon, schedule, *setting, seed)
             self._found[key] = value
             with open(self._file, "a", newline="") as opened:

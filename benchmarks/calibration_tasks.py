@@ -28,6 +28,15 @@ Floats = NDArray[np.float32]
 Rows = tuple[Floats, NDArray[np.int64]]  # features [N, F] with a column of ones, and classes [N]
 Setting = tuple[float, float]  # length of a step (learning rate times clip), clip
 
+_OF_WRITERS = tuple(product((0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0), (0.05, 0.1)))
+_OF_IMAGES = tuple(product((0.2, 0.6, 2.0, 5.0, 10.0, 20.0), (0.3, 1.0)))
+GRIDS: dict[str, tuple[Setting, ...]] = {
+    "writers": _OF_WRITERS,
+    "few-writers": _OF_WRITERS,
+    "blood-cells": _OF_IMAGES,
+    "alzheimer": _OF_IMAGES,
+}
+
 
 @dataclass(frozen=True)
 class Units:
@@ -185,7 +194,6 @@ def writers() -> Task:
         names = torch.from_numpy(file["test_writer"].astype(np.int64))
     theirs = names[parts_of(names)["public"]]
     open_ = grouped(public.test_x, public.test_y, theirs, 10)
-    grid = product((0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0), (0.05, 0.1))
     return Task(
         name="writers",
         level="person",
@@ -196,7 +204,7 @@ def writers() -> Task:
         validation=rows["tuning"],
         test=rows["rest"],
         steps=25,
-        settings=tuple(grid),
+        settings=GRIDS["writers"],
     )
 
 
@@ -214,7 +222,6 @@ def images(preset: str, name: str, classes: int) -> Task:
     assert public is not None
     assert data.test_x is not None
     assert data.test_y is not None
-    grid = product((0.2, 0.6, 2.0, 5.0, 10.0, 20.0), (0.3, 1.0))
     return Task(
         name=name,
         level="record",
@@ -225,7 +232,7 @@ def images(preset: str, name: str, classes: int) -> Task:
         validation=(with_one(whole.test_x), whole.test_y.numpy()),
         test=(with_one(data.test_x), data.test_y.numpy()),
         steps=30,
-        settings=tuple(grid),
+        settings=GRIDS[name],
     )
 
 

@@ -46,7 +46,7 @@ from benchmarks.calibration import (
     draws_of,
     share_right,
 )
-from benchmarks.calibration_tasks import Floats, Setting, Task, task
+from benchmarks.calibration_tasks import GRIDS, Floats, Setting, Task, task
 from benchmarks.records import machine
 from benchmarks.schedules import interval
 from fedveil.accounting import least_noise
@@ -75,6 +75,8 @@ PLAYED = (
     ("few-writers", 1.0, 10, 4.0),
     ("alzheimer", 0.05, 200, 8.0),
     ("alzheimer", 0.05, 200, 4.0),
+    ("alzheimer", 1.0, 60, 8.0),
+    ("alzheimer", 1.0, 60, 4.0),
 )
 CONTROL = 4  # band at full participation
 # Settings in addition to the task's, as more rounds need shorter steps.
@@ -258,7 +260,7 @@ def row(
     find: Callable[..., list[float]], name: str, rate: float, rounds: int, epsilon: float
 ) -> dict[str, Any]:
     """Play one cell: independent noise, and the best longer band by its public error."""
-    some, place = task(name), f"{rate:g} x {rounds}"
+    place = f"{rate:g} x {rounds}"
 
     def error(bands: int) -> float:
         mean, _ = errors(bands, with_momentum(rounds), True)
@@ -272,7 +274,7 @@ def row(
         "epsilon": epsilon,
         "band": longer,
     }
-    settings = (*SHORTER, *some.settings)
+    settings = (*SHORTER, *GRIDS[name])
     values: dict[str, Array] = {}
     for label, bands in (("independent", 1), ("banded", longer)):
         schedule = f"band {bands}"
