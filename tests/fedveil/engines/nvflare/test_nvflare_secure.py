@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedveil.engines.lifetime import read_head, read_ledger
+from fedveil.engines.messages import PUBLIC
 from fedveil.engines.nvflare.shareables import SHARE, write_broadcast
 from fedveil.engines.site_keys import make_key
 from fedveil.evidence import check_receipts
@@ -69,10 +70,12 @@ class Deployed:
             else roster
         )
         terms = build("record", **PARAMETERS).noisy.agreed(LAYOUT.size)
-        facts = {"run": "a run", "attempt": attempt, "roster": keys, "terms": terms, **changes}
+        facts = {"run": "a run", "roster": keys, "terms": terms, **changes}
         public = PublicFacts(round=number, rounds=ROUNDS, cohort=3, dimension=LAYOUT.size, **facts)
         models = torch.zeros(1, LAYOUT.size) if models is None else models
-        return write_broadcast(Broadcast(models=models, public=public), LAYOUT, SITES)
+        task = write_broadcast(Broadcast(models=models, public=public), LAYOUT, SITES)
+        task["DXO"]["meta"][PUBLIC]["attempt"] = attempt
+        return task
 
 
 @pytest.fixture
