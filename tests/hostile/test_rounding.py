@@ -263,6 +263,22 @@ def convolutions():
     return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), *layers)
 
 
+def many_channels():
+    """Few places and many channels, as in the last stage of a ResNet: weights' gradients are products with patches."""
+    layers = (
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.GroupNorm(8, 32),
+        nn.SiLU(),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False),
+        nn.GroupNorm(8, 64),
+        nn.SiLU(),
+        nn.Conv2d(64, 40, (1, 2), bias=False),
+        nn.Flatten(),
+        nn.Linear(80, 3),
+    )
+    return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), *layers)
+
+
 class Encodes(nn.Module):
     """Positions as parameters, attention of two heads, LayerNorm."""
 
@@ -327,6 +343,7 @@ NETWORKS = {
     "normed": lambda: nn.Sequential(nn.Linear(16, 9), nn.LayerNorm(9), nn.SiLU(), nn.Linear(9, 3)),
     "pictures": pictures,
     "convolutions": convolutions,
+    "many channels": many_channels,
     "attention": Attends,
     "own code": lambda: Own(nn.Sequential(nn.Linear(16, 5), nn.Sigmoid(), nn.Linear(5, 3))),
 }

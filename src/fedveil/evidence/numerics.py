@@ -10,7 +10,7 @@ import torch
 import fedveil
 
 # A change of a default or of arithmetic raises the number of its path: runs with two numbers have other bits.
-NUMERICS = {"sequential": 8, "stacked": 3, "record": 13, "person": 14, "noise": 3, "grid": 4}
+NUMERICS = {"sequential": 8, "stacked": 3, "record": 14, "person": 15, "noise": 3, "grid": 4}
 _COMMON = 3  # written alone by a run if all its paths have it
 
 

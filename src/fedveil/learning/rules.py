@@ -150,24 +150,46 @@ def _linear(layer: nn.Linear, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     return formed
 
 
+_FEW_PLACES = 16  # of an output, below which products with patches are faster
+
+
 def _pads_with_zeros(layer: nn.Conv2d) -> bool:
     return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 @layer_rule(nn.Conv2d, axes=4, fits=_pads_with_zeros)
 def _convolution(layer: nn.Conv2d, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+    if layer.groups == 1 and b[0, 0].numel() <= _FEW_PLACES:
+        weight = _from_patches(layer, a, b)
+    else:
+        weight = _in_groups(layer, a, b)
+    formed = {"weight": weight}
+    if layer.bias is not None:
+        formed["bias"] = b.flatten(2).sum(2)
+    return formed
+
+
+def _in_groups(layer: nn.Conv2d, a: Tensor, b: Tensor) -> Tensor:
+    """Return the weight gradients [B, out, in, h, w] by one convolution, with each example as its own group."""
     n = len(a)
     outputs, *rest = layer.weight.shape
-    # one convolution, with each example as its own group
     x = a.reshape(1, -1, *a.shape[2:])
     grads = b.reshape(1, -1, *b.shape[2:])
     options: Any = (layer.stride, layer.padding, layer.dilation, n * layer.groups)
     shape = torch.Size((n * outputs, *rest))
     weight: Tensor = conv2d_weight(x, shape, grads, *options)  # type: ignore[no-untyped-call]
-    formed = {"weight": weight.view(n, outputs, *rest)}
-    if layer.bias is not None:
-        formed["bias"] = b.flatten(2).sum(2)
-    return formed
+    return weight.view(n, outputs, *rest)
+
+
+def _from_patches(layer: nn.Conv2d, a: Tensor, b: Tensor) -> Tensor:
+    """Return the weight gradients [B, out, in, h, w] as products of output gradients and patches of the inputs.
+
+    The convolution of `_in_groups` takes up to 7 times as long for many channels and few places.
+    """
+    padding: Any = layer.padding  # no text: `_pads_with_zeros`
+    patches = F.unfold(a, layer.kernel_size, layer.dilation, padding, layer.stride)
+    products = torch.bmm(b.flatten(2), patches.transpose(1, 2))
+    return products.view(len(a), *layer.weight.shape)
 
 
 @layer_rule(nn.GroupNorm)

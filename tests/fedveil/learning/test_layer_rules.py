@@ -110,3 +110,40 @@ def test_a_rule_that_mixes_rows_is_found_at_start(registered: Callable[..., Any]
 def test_a_kind_has_one_rule(registered: Callable[..., Any]) -> None:
     with pytest.raises(FieldError, match="Linear"):
         registered(nn.Linear)(lambda layer, inputs, grads: {})
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        (3, 1, 1, 1),
+        (3, 2, 1, 1),
+        (1, 2, 0, 1),
+        ((3, 2), (2, 1), (0, 1), (1, 2)),
+        ((1, 3), 1, (0, 1), 2),
+    ],
+)
+def test_convolutions_with_few_places_have_the_gradients_of_those_with_many(
+    kernel: Any, stride: Any, padding: Any, dilation: Any, last: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(5, 7, kernel, stride, padding, dilation)
+    a = torch.randn(4, 5, 4, 5)
+    if last:
+        a = a.contiguous(memory_format=torch.channels_last)
+    b = torch.randn_like(layer(a))
+    found = rules._from_patches(layer, a, b)
+    torch.testing.assert_close(found, rules._in_groups(layer, a, b), rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradients_of_few_places_are_those_of_autograd() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 4, 2, stride=2), nn.Flatten()
+    )
+    model.append(nn.Linear(16, 3))
+    x, y = torch.randn(5, 3, 4, 4), torch.arange(5) % 3
+    sums = PerExample(model, Layout.from_module(model), "cross_entropy")
+    total, _ = sums.clipped_sum(x, y, 0.5)
+    assert sums.rule_name == "layers"
+    torch.testing.assert_close(total, expected(model, x, y, 0.5), rtol=1e-4, atol=1e-6)
