@@ -9,6 +9,11 @@ from fedveil.units import WORDS, unit_meant
 
 MOST_WORKERS, MOST_ROUNDS, MOST_HYPOTHESES = 1024, 1_000_000, 10_000
 _LARGEST = 2**63 - 1  # largest integer that other libraries take
+_NO_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "not enough memory",
+)  # of PyTorch's allocators
 
 
 class FedVeilError(Exception):
@@ -22,6 +27,12 @@ class FedVeilError(Exception):
     ...     print(type(error).__name__)
     FieldError
     """
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error of Python or PyTorch says that memory is not enough."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in said for words in _NO_MEMORY)
 
 
 class FieldError(FedVeilError, ValueError):

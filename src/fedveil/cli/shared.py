@@ -19,6 +19,10 @@ from fedveil.tables import broken_lines
 if TYPE_CHECKING:
     from fedveil.tables import Table
 
+_LESS_MEMORY = (
+    "lower local.batch_size or privacy.rate, train less of the model (model.train, model.lora), "
+    "or take a smaller model or smaller images"
+)
 REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
 
@@ -37,7 +41,7 @@ class Resumption:
 @contextmanager
 def refusals() -> Iterator[Resumption]:
     """Turn errors in this context into one line on stderr and an exit code; of Flower's log show only warnings."""
-    from fedveil.errors import FedVeilError, NoReplyError
+    from fedveil.errors import FedVeilError, NoReplyError, lacks_memory
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     logging.getLogger("matplotlib").setLevel(
@@ -52,6 +56,10 @@ def refusals() -> Iterator[Resumption]:
         fail(str(error), REFUSED)
     except OSError as error:
         fail(f"{error.filename or 'file'}: {error.strerror or error}", REFUSED)
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        fail(f"memory is not enough ({error}): {_LESS_MEMORY}{again}", REFUSED)
     except KeyboardInterrupt:
         fail(f"interrupted{again}", INTERRUPTED)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.clipping import SHRINK
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, lacks_memory
 from fedveil.layout import Layout
 from fedveil.learning.chains import ByChain
 from fedveil.learning.gradients import (
@@ -363,7 +363,10 @@ class PerExample:
             except ByValue as error:
                 reason = str(error)
             except RuntimeError as error:
-                reason = f"it raises for some values: {error}".partition("\n")[0]
+                what = "it raises for some values"
+                if lacks_memory(error):
+                    what = f"a batch of {form.width} does not fit into memory"
+                reason = f"{what}: {error}".partition("\n")[0]
             self._go_one_by_one(reason, x, y)
 
     def warn_if_slow(self, x: Tensor, y: Tensor) -> None:

@@ -8,6 +8,7 @@ from fedveil.learning.frozen import freeze, require_parts, split
 from fedveil.learning.lora import lora as with_adapters
 from fedveil.learning.weights import WeightsFile, load_weights
 
+_RANK = 4  # of adapters, if nothing else is said
 _KEPT = "_fedveil_weights"  # attribute in which a model keeps the description of its file
 
 
@@ -21,7 +22,7 @@ def tuned(
     anew: tuple[str, ...] = (),
     train: tuple[str, ...] = (),
     lora: tuple[str, ...] = (),
-    rank: Count = 4,
+    rank: Count = _RANK,
     cached: bool = False,
 ) -> nn.Module:
     """Prepare a model for fine-tuning. The options are keys of ``[model]``, for models without own keys of these names.
@@ -80,6 +81,8 @@ def tuned(
             raise FieldError(field, error.value, error.accepted) from error
     elif train:
         model = freeze(model, but=require_parts(model, train, "train"))
+    if rank != _RANK and not lora:
+        raise FieldError("rank", rank, "is of adapters: name their layers in lora, or leave it out")
     if cached and not (lora or train):
         raise FieldError(
             "cached", True, "needs a frozen part: say in train or lora what is trained"

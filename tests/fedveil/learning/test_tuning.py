@@ -53,6 +53,7 @@ def test_the_model_of_a_name_is_tuned(tmp_path):
         ({"licence": "MIT"}, r"model\.licence"),
         ({"lora": ("attention",)}, r"model\.lora.*conv1, conv2, dense1, dense2"),
         ({"lora": ("dense1",), "rank": 0}, r"model\.rank"),
+        ({"rank": 8}, r"model\.rank.*lora"),
         ({"train": ("head",)}, r"model\.train.*dense2"),
         ({"cached": True}, r"model\.cached"),
         ({"cached": True, "train": ("conv1",)}, r"model\.cached"),
