@@ -9,7 +9,6 @@ from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
 from fedveil.data import SOURCES
-from fedveil.errors import FieldError
 from fedveil.learning import build_model
 from fedveil_lab.attacks import ServerView
 from fedveil_lab.config import load, parse
@@ -17,7 +16,7 @@ from fedveil_lab.games.membership import MembershipView
 from fedveil_lab.grid import Cell, Store
 from fedveil_lab.runs import run
 from fedveil_lab.runs.prepare import prepare
-from fedveil_studies.frame import Choices, Reproduction, Selection, find
+from fedveil_studies.frame import Choices, Reproduction, find
 from fedveil_studies.sga_ldp import LOSSES, phase, worth
 
 STUDY = find("sga-ldp")
@@ -71,10 +70,9 @@ def test_on_imagenet_s_features_nothing_but_the_features_is_another():
     made = {**model.options, "weights": "none", "pixels": 32}
     head = build_model(model.name, input_shape=(3, 28, 28), outputs=8, seed=0, **made)
     assert sum(one.numel() for one in head.parameters()) == 10_248
-    study = Reproduction(STUDY, Choices(readings=("imagenet",), rows=("n30",)))
-    by_number = Selection.of(study, ["map"])
-    with pytest.raises(FieldError, match="imagenet"):
-        study.cells(by_number)
+    by_number = {"data.components": 2}
+    kept = Reproduction(STUDY, Choices(readings=("imagenet",)))
+    assert kept.cell("blood", "n30", "thrice", 0, keys=by_number).config.model.name == "logistic"
 
 
 def test_settings_differ_in_the_rule_alone():
