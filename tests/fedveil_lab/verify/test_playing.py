@@ -249,7 +249,7 @@ def test_no_run_begins_once_the_seconds_are_over(monkeypatch):
     clock = Clock(monkeypatch)
     claim, said = PrivacyClaim.parse(CLAIM), []
     worlds = library(claim, Sizes())
-    with pytest.raises(NoVerdict, match="266 are the fewest"):
+    with pytest.raises(NoVerdict, match="274 are the fewest"):
         play(clock.passing(lambda _: 1.0), worlds, claim, Effort(), said.append)
     assert clock.now == 7
     assert said == []

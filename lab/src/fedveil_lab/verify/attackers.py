@@ -14,8 +14,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from fedveil_lab.verify.aims import Aim, Floats
 from fedveil_lab.verify.isolation import RunOutcome
-from fedveil_lab.verify.measuring import Floats, chosen_threshold, worth
 
 Scorer = Callable[["SeenRuns"], Floats]
 SURE = 1e300  # a score that no number reaches
@@ -90,10 +90,10 @@ class FittedAttack:
     threshold : float
         A signed score of at least this guesses that the unit is in.
     value : float
-        Lower bound that the choosing runs would have proven.
-    apart : float
-        Distance between the scores of the two worlds, in standard deviations of equivalent normal laws. It ranks
-        attacks when there are few runs.
+        Bound that the judged runs show if the rates of the choosing runs hold.
+    smooth : float
+        The same for two normal laws that overlap as much as the scores of the choosing runs: less a matter of chance
+        when these are few.
     """
 
     name: str
@@ -101,12 +101,12 @@ class FittedAttack:
     sign: float
     threshold: float
     value: float
-    apart: float = 0.0
+    smooth: float = 0.0
 
     @property
     def rank(self) -> float:
-        """Value by which worlds are ranked: the bound, or `apart` as long as the runs are too few to prove a bound."""
-        return max(self.value, self.apart)
+        """Value by which attacks and worlds are ranked."""
+        return max(self.value, self.smooth)
 
     def scores(self, runs: SeenRuns) -> Floats:
         """Compute the signed scores [runs] of runs; high means that the unit is in."""
@@ -116,28 +116,58 @@ class FittedAttack:
             )
 
 
-def best_attack(
-    fitted: tuple[SeenRuns, SeenRuns],
-    chosen: tuple[SeenRuns, SeenRuns],
-    figure: str,
-    delta: float,
-    alpha: float,
-) -> FittedAttack:
-    """Choose the attack, direction and threshold with the largest lower bound on the choosing runs."""
-    best: FittedAttack | None = None
+Both = tuple[SeenRuns, SeenRuns]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Attacks that are fitted on one half of the runs, and how one of them does on the other half."""
+
+    scorers: dict[str, Scorer]
+    chosen: Both
+
+    def scores(self, name: str, sign: float) -> tuple[Floats, Floats]:
+        """Compute the signed scores of the runs that choose, in and out."""
+        plain = FittedAttack(name, self.scorers[name], sign, 0.0, 0.0)
+        return plain.scores(self.chosen[0]), plain.scores(self.chosen[1])
+
+
+def best_attack(one: Both, other: Both, aim: Aim) -> FittedAttack:
+    """Choose the attack, direction and threshold that promise the most.
+
+    Each half of the runs, in and out, chooses among attacks that the other half fits. An attack's rates are those of
+    both halves.
+    """
     with np.errstate(all="ignore"):
-        scorers = fit_all(*fitted)
-    for name, scorer in scorers.items():
+        folds = Fold(fit_all(*one), other), Fold(fit_all(*other), one)
+    best: FittedAttack | None = None
+    for name in folds[0].scorers:
+        able = [fold for fold in folds if name in fold.scorers]
         for sign in (1.0, -1.0):
-            plain = FittedAttack(name, scorer, sign, 0.0, 0.0)
-            first, second = plain.scores(chosen[0]), plain.scores(chosen[1])
-            threshold = chosen_threshold(first, second, delta, alpha, figure)
-            value = worth(first, second, threshold, delta, alpha, figure)
-            found = FittedAttack(name, scorer, sign, threshold, value, apart(first, second))
+            found = judged_in(able, name, sign, aim)
             if best is None or found.rank > best.rank:
                 best = found
     assert best is not None
     return best
+
+
+def judged_in(folds: Sequence[Fold], name: str, sign: float, aim: Aim) -> FittedAttack:
+    """Rank an attack by its rates in all folds; return it as the best of them fits it."""
+    scores = [fold.scores(name, sign) for fold in folds]
+    thresholds = [aim.threshold(*both) for both in scores]
+    shifted = [
+        (inside - threshold, outside - threshold)
+        for (inside, outside), threshold in zip(scores, thresholds, strict=True)
+    ]
+    alone = [aim.of(*both, 0.0) for both in shifted]
+    together = aim.of(
+        np.concatenate([inside for inside, _ in shifted]),
+        np.concatenate([outside for _, outside in shifted]),
+        0.0,
+    )
+    smooth = aim.of_shift(float(np.mean([apart(*both) for both in scores])))
+    at = int(np.argmax(alone))
+    return FittedAttack(name, folds[at].scorers[name], sign, thresholds[at], together, smooth)
 
 
 def apart(inside: Floats, outside: Floats) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedveil.errors import FieldError, kind_of, require_choice, require_number
 from fedveil_lab.attacks.bounds import epsilon_of_rates, mu_of_rates, one_run
@@ -24,8 +24,8 @@ from fedveil_lab.attacks.statistics import (
     rates,
     true_rate_at,
 )
+from fedveil_lab.verify.aims import Floats, between
 
-Floats = NDArray[np.float64]
 Rows = Literal["runs", "canaries", "records"]
 
 ALPHA = 0.01  # of all that one command says
@@ -211,45 +211,23 @@ def of_threshold(
     return at_threshold(inside[half_in:], outside[half_out:], threshold, delta=delta, alpha=alpha)
 
 
-def chosen_threshold(
-    inside: Floats, outside: Floats, delta: float, alpha: float, figure: str = "epsilon"
-) -> float:
+def chosen_threshold(inside: Floats, outside: Floats, delta: float, alpha: float) -> float:
     """Choose the threshold whose bound would be the largest if these runs were the ones to judge."""
-    pooled = np.unique(np.concatenate([inside, outside]))
-    if len(pooled) == 1:
-        return float(pooled[0])
-    cuts = (
-        pooled
-        if len(pooled) <= 400
-        else np.quantile(pooled, np.linspace(0, 1, 400), method="nearest")
-    )
-    with np.errstate(invalid="ignore", over="ignore"):
-        middles = np.where(
-            np.isfinite(cuts[1:] - cuts[:-1]), cuts[:-1] + (cuts[1:] - cuts[:-1]) / 2, cuts[1:]
-        )
-    proven = worths(inside, outside, middles, delta, alpha, figure)
+    cuts = between(inside, outside)
+    if len(cuts) == 0:
+        return float(inside[0])
+    proven = worths(inside, outside, cuts, delta, alpha)
     if proven.max() <= 0:
         return best_threshold(inside, outside)
-    return float(middles[int(np.argmax(proven))])
+    return float(cuts[int(np.argmax(proven))])
 
 
-def worth(
-    inside: Floats, outside: Floats, threshold: float, delta: float, alpha: float, figure: str
-) -> float:
-    """Compute the bound that these runs would prove at a threshold that they did not choose."""
-    return float(worths(inside, outside, np.array([threshold]), delta, alpha, figure)[0])
-
-
-def worths(
-    inside: Floats, outside: Floats, cuts: Floats, delta: float, alpha: float, figure: str
-) -> Floats:
-    """Compute `worth` at several thresholds [k]; below 0 if the worlds cannot be told apart."""
+def worths(inside: Floats, outside: Floats, cuts: Floats, delta: float, alpha: float) -> Floats:
+    """Compute the epsilons that these runs prove at thresholds [k] that they did not choose."""
     n, m = len(inside), len(outside)
     hits = n - np.searchsorted(np.sort(inside), cuts, side="left")
     alarms = m - np.searchsorted(np.sort(outside), cuts, side="left")
     pairs = zip(rate_lows(hits, n, alpha / 2), rate_highs(alarms, m, alpha / 2), strict=True)
-    if figure == "mu":
-        return np.array([mu_of_rates(float(true), float(false)) for true, false in pairs])
     return np.array([epsilon_of_rates(float(true), float(false), delta) for true, false in pairs])
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 
 from fedveil.errors import FieldError
+from fedveil_lab.verify.aims import Aim
 from fedveil_lab.verify.attackers import seen
 from fedveil_lab.verify.budget import LEAST, MOST, Effort, Stages, planned, runs_within
 from fedveil_lab.verify.claim import PrivacyClaim
@@ -22,7 +23,6 @@ from fedveil_lab.verify.measuring import Measurement, at_threshold, measurement
 from fedveil_lab.verify.player import FASTEST, Player, Runner, probed
 from fedveil_lab.verify.relations import require_neighbours
 from fedveil_lab.verify.screening import (
-    CHOOSING,
     Looked,
     Say,
     halves,
@@ -140,12 +140,14 @@ def play(
     if effort.limit is not None:
         stages = runs_within(effort, each, player.left, *sizes)
     say(planned(stages, each, claim, effort))
-    looked = look_at_all(player, worlds, stages, claim, delta, say)
+    aim = Aim(claim.figure, delta, effort.alpha, stages.judged)
+    looked = look_at_all(player, worlds, stages, aim, say)
     player.require_time(stages.total)
     if effort.limit is not None:  # other worlds may take longer than the first one, or less long
         pace = (monotonic() - started) / player.played
         stages = stages.again_within(int(player.left / pace), effort.runs or MOST)
-    again = look_again(player, looked, stages, claim, delta, say)
+        aim = replace(aim, runs=stages.judged)
+    again = look_again(player, looked, stages, aim, say)
     best, name = again[0], again[0].world.name
     player.require_time(stages.total)
     count = stages.judged
@@ -170,7 +172,7 @@ def play(
         notes.append(f"not judged, as a run did not end there: {names} (--timeout)")
     measured, caught = judged_once(best, inside, outside, claim, delta, effort.alpha)
     parts = halves(best.inside, best.outside, best.shape)
-    told = most_telling(best.attack, *parts, claim.figure, delta, CHOOSING, named)
+    told = most_telling(best.attack, *parts, aim, named)
     used = {
         "runs": player.played,
         "seconds": round(monotonic() - started, 1),

@@ -7,6 +7,7 @@ judged by other runs, with seeds of their own.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fedveil_lab.verify.aims import Aim
 from fedveil_lab.verify.attackers import (
     FittedAttack,
     SeenRuns,
@@ -16,16 +17,16 @@ from fedveil_lab.verify.attackers import (
     usual_shape,
 )
 from fedveil_lab.verify.budget import KEPT, Stages
-from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.isolation import NoVerdict, RunOutcome
-from fedveil_lab.verify.pairs import all_alike, paired_shift
+from fedveil_lab.verify.pairs import alike, all_alike, paired_shift
 from fedveil_lab.verify.player import Player
 from fedveil_lab.verify.worlds import TwoWorlds
 
-CHOOSING = (
-    0.2  # error at which worlds, attackers and thresholds are ranked; of no bound that is printed
-)
 NO_NOISE = 1e3  # deviations beyond which a shift is that of a number without noise
+FIRST, SCARCE = (
+    2,
+    8,
+)  # pairs of a world after which it may be left, where no more than so many are planned
 MISSED = 3  # standard errors, or seeds with an effect, that a look needs to notice it
 Say = Callable[[str], None]
 
@@ -48,6 +49,9 @@ class Looked:
         Shift of the answers in pairs, in deviations of one world's answers.
     alike : bool
         Whether both answers of every pair were the same.
+    promise : float
+        Bound that the judged runs may show in this world, by the attack or by the shift. A shift promises no more than
+        an attack that never errs in these runs.
     """
 
     world: TwoWorlds
@@ -57,21 +61,18 @@ class Looked:
     shape: str
     shift: float
     alike: bool
+    promise: float
 
     @property
     def worth(self) -> tuple[bool, float, float]:
-        """Values by which worlds are ranked, the more telling one higher.
-
-        A shift counts for no more than the attack could reach with these runs; beyond that it decides between equals.
-        """
-        reached = min(self.shift, most_apart(len(self.inside) // 2, len(self.outside) // 2))
-        return not self.alike, max(self.attack.rank, reached), self.shift
+        """Values by which worlds are ranked, the more telling one higher."""
+        return not self.alike, self.promise, self.shift
 
     def told(self, figure: str) -> str:
         """Say in words what the runs showed."""
         if self.alike:
             return f"both answers were alike under each of {len(self.inside)} seeds"
-        how = f"{figure} {max(0.0, self.attack.value):.2f} by the attack {self.attack.name!r}"
+        how = f"may show {figure} {max(0.0, self.promise):.2f}, by the attack {self.attack.name!r}"
         if self.shift > NO_NOISE:
             return f"{how}; a number without noise differs"
         return f"{how}; the answers shift by {self.shift:.2g} times their spread"
@@ -81,22 +82,36 @@ def look_at_all(
     player: Player,
     worlds: Sequence[TwoWorlds],
     stages: Stages,
-    claim: PrivacyClaim,
-    delta: float,
+    aim: Aim,
     say: Say,
 ) -> list[Looked]:
     """Make a few pairs of runs of every world. A world in which a run hangs is left out."""
     found = []
     for one in worlds:
-        inside, outside = player.both(one.name, stages.looks, same_seed=True)
+        inside, outside = pairs_of(player, one.name, stages.looks)
         player.require_time(stages.total)
         if one.name in player.hung:
             say(f"left out {one.name}: a run hangs: {player.hung[one.name]}")
             continue
-        looked = looked_at(one, inside, outside, claim, delta)
+        looked = looked_at(one, inside, outside, aim)
         found.append(looked)
-        say(f"looked at {one.name}: {looked.told(claim.figure)}")
+        say(f"looked at {one.name}: {looked.told(aim.figure)}")
     return found
+
+
+def pairs_of(player: Player, world: str, count: int) -> tuple[list[RunOutcome], list[RunOutcome]]:
+    """Make pairs of runs of a world; where they are few, stop early if the unit visibly reaches no answer.
+
+    That is visible if both answers of a pair are alike while seeds change them.
+    """
+    if count > SCARCE:
+        return player.both(world, count, same_seed=True)
+    inside, outside = player.both(world, FIRST, same_seed=True)
+    noisy = len(inside) == FIRST and not any(alike(inside[0], one) for one in inside[1:])
+    if world in player.hung or (noisy and all_alike(inside, outside)):
+        return inside, outside
+    more = player.both(world, count - FIRST, same_seed=True)
+    return inside + more[0], outside + more[1]
 
 
 def kept(looked: Sequence[Looked]) -> list[Looked]:
@@ -120,8 +135,7 @@ def look_again(
     player: Player,
     looked: Sequence[Looked],
     stages: Stages,
-    claim: PrivacyClaim,
-    delta: float,
+    aim: Aim,
     say: Say,
 ) -> list[Looked]:
     """Make more pairs of runs of the worlds that are kept; return the most telling first.
@@ -137,9 +151,9 @@ def look_again(
         if one.world.name in player.hung:
             say(f"left out {one.world.name}: a run hangs: {player.hung[one.world.name]}")
             continue
-        more = looked_at(one.world, one.inside + inside, one.outside + outside, claim, delta)
+        more = looked_at(one.world, one.inside + inside, one.outside + outside, aim)
         found.append(more)
-        say(f"looked again at {one.world.name}: {more.told(claim.figure)}")
+        say(f"looked again at {one.world.name}: {more.told(aim.figure)}")
     if not found:
         name, why = next(iter(player.hung.items()))
         raise NoVerdict(f"a run in the world {name!r} hangs: {why}")
@@ -158,17 +172,16 @@ def halves(
 
 
 def looked_at(
-    world: TwoWorlds,
-    inside: list[RunOutcome],
-    outside: list[RunOutcome],
-    claim: PrivacyClaim,
-    delta: float,
+    world: TwoWorlds, inside: list[RunOutcome], outside: list[RunOutcome], aim: Aim
 ) -> Looked:
     """Find the best attack on a world: fitted on one half of its runs, chosen on the other."""
     shape = usual_shape([*inside, *outside])
-    attack = best_attack(*halves(inside, outside, shape), claim.figure, delta, CHOOSING)
+    attack = best_attack(*halves(inside, outside, shape), aim)
     shift = paired_shift(inside, outside, shape)
-    return Looked(world, attack, inside, outside, shape, shift, all_alike(inside, outside))
+    reached = min(shift, most_apart(len(inside) // 2, len(outside) // 2))
+    promise = max(attack.rank, aim.of_shift(reached))
+    alike = all_alike(inside, outside)
+    return Looked(world, attack, inside, outside, shape, shift, alike, promise)
 
 
 def reach_of(looked: Sequence[Looked], again: Sequence[Looked], repeats: bool) -> list[str]:
@@ -181,8 +194,9 @@ def reach_of(looked: Sequence[Looked], again: Sequence[Looked], repeats: bool) -
     repeats : bool
         Whether a seed gave the same answer twice.
     """
-    first, then = len(looked[0].outside), len(again[0].outside)
-    made = f"{first} pairs of runs in each of {len(looked)} worlds, then {then - first} in {len(again)} of them"
+    first = max(len(one.outside) for one in looked)
+    then = max(len(one.outside) for one in again)
+    made = f"up to {first} pairs of runs in each of {len(looked)} worlds, then {then - first} in {len(again)} of them"
     notes = [f"the judged world was chosen by {made}"]
     if repeats:
         missed = f"a fault that fewer than one seed in {max(2, first // MISSED)} shows can have been missed"
@@ -194,12 +208,16 @@ def reach_of(looked: Sequence[Looked], again: Sequence[Looked], repeats: bool) -
         notes.append(
             f"a seed does not repeat an answer: a shift below {size:.2g} times the answers' spread can have been missed"
         )
-    names = ", ".join(one.world.name for one in looked if one.alike)
+    dead = [one for one in looked if one.alike]
     if all(one.alike for one in again):
         fix = "let worlds(relation, unit) make some that it moves"
         notes.append(
             f"in no world did the unit reach the answers: both were alike under each of {then} seeds; {fix}"
         )
-    elif names:
-        notes.append(f"the unit did not reach the answers, under {first} seeds, in: {names}")
+    elif dead:
+        names = ", ".join(one.world.name for one in dead)
+        fewest = min(len(one.outside) for one in dead)
+        notes.append(
+            f"the unit did not reach the answers, under {fewest} seeds or more, in: {names}"
+        )
     return notes

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedveil_lab.verify.aims import Aim, Floats
 from fedveil_lab.verify.attackers import FittedAttack, SeenRuns
-from fedveil_lab.verify.measuring import Floats, chosen_threshold, worth
 
 Named = Callable[[int, int], str]
 LOOKED_AT = 64  # numbers, those whose laws lie furthest apart, of which each is judged by itself
@@ -24,9 +24,7 @@ def most_telling(
     attack: FittedAttack,
     fitted: tuple[SeenRuns, SeenRuns],
     chosen: tuple[SeenRuns, SeenRuns],
-    figure: str,
-    delta: float,
-    alpha: float,
+    aim: Aim,
     named: Named = numbered,
 ) -> str:
     """Name the kinds of answers that tell, or the number that proves the most by itself; empty if none proves anything.
@@ -37,7 +35,7 @@ def most_telling(
         The best one.
     fitted, chosen : tuple of SeenRuns
         Runs with the unit and without: the first choose a threshold for each number, the second say what it proves.
-    figure, delta, alpha : str, float, float
+    aim : Aim
         By which it is ranked.
     named : callable
         ``(place, count) -> words``.
@@ -56,8 +54,8 @@ def most_telling(
         for score in (_value, _far):
             for sign in (1.0, -1.0):
                 scores = [sign * score(sample[:, at], middle) for sample in samples]
-                threshold = chosen_threshold(scores[0], scores[1], delta, alpha, figure)
-                proven = worth(scores[2], scores[3], threshold, delta, alpha, figure)
+                threshold = aim.threshold(scores[0], scores[1])
+                proven = aim.of(scores[2], scores[3], threshold)
                 if proven > best:
                     best, found = proven, named(at, count)
     return found

@@ -163,6 +163,14 @@ def one_example(sizes: Sizes) -> Differing:
     return about(sizes, unit_vector(sizes.columns), others, count=1, beside=others[0])
 
 
+def one_other(sizes: Sizes) -> Differing:
+    """One other row holds data: a count or mean of two rows becomes that of one."""
+    row = repeated(0.5 * unit_vector(sizes.columns), 1)
+    nothing = np.zeros((0, sizes.columns))
+    others = [row, *[nothing] * (sizes.clients - 2)]
+    return about(sizes, unit_vector(sizes.columns), others, count=1, beside=nothing)
+
+
 def not_a_number(sizes: Sizes) -> Differing:
     """The unit is a row of NaN among ordinary rows."""
     unit = about(sizes, np.full(sizes.columns, np.nan), ordinary(sizes), beside=ordinary(sizes)[0])
@@ -250,6 +258,7 @@ LIBRARY: dict[str, Trap] = {
     "extreme counts": extreme_counts,
     "empty others": empty_others,
     "one example": one_example,
+    "one other": one_other,
     "not a number": not_a_number,
     "infinite": infinite,
     "opposite": opposite,
