@@ -1,4 +1,4 @@
-"""How often planted mistakes are caught, and right claims are refuted: ``python seeds.py FILE.csv``."""
+"""How often planted mistakes are caught, and right claims are refuted: ``python seeds.py FILE.csv [wrong] [right]``."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,8 @@ from verify_kit import judged, module
 RUNS, SEEDS = 2500, 20
 
 
-def main(file: Path) -> None:
-    """Write a line a mechanism, as each is counted."""
+def main(file: Path, kinds: list[str]) -> None:
+    """Write a line a mechanism of these kinds, as each is counted; of no kind given, of both."""
     wrong = module("wrong").CASES
     asked = [
         (name, "wrong", RUNS, SEEDS, 0.01)
@@ -20,6 +20,8 @@ def main(file: Path) -> None:
     asked += [(name, "right", 1000, 100, 0.1) for name in module("right").CASES]
     rows = []
     for name, kind, runs, seeds, alpha in asked:
+        if kinds and kind not in kinds:
+            continue
         refuted = sum(judged(kind, name, runs, seed, alpha).refuted for seed in range(seeds))
         row = {"mechanism": name, "claim": kind, "runs": runs, "alpha": alpha}
         rows.append({**row, "seeds": seeds, "refuted": refuted})
@@ -28,4 +30,4 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -6,6 +6,7 @@ import scipy
 
 from fedveil_lab.verify import PrivacyClaim
 from fedveil_lab.verify.aims import Aim, between, rates_above
+from fedveil_lab.verify.attackers import beyond_thresholds
 from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.isolation import SameProcess
 from fedveil_lab.verify.measuring import at_threshold
@@ -59,6 +60,19 @@ def test_a_threshold_parts_the_scores_that_it_saw():
     assert aim().threshold(np.full(40, 3.0), np.full(40, 1.0)) == 2.0
     assert aim().threshold(np.ones(4), np.ones(4)) == 1.0
     assert np.isfinite(aim().threshold(np.array([1e308, -1e308]), np.array([0.0, np.inf])))
+
+
+def test_thresholds_are_tried_on_runs_that_did_not_choose_them():
+    """Ten scores of one law: the best threshold parts them by chance, and promises little on others."""
+    rng = np.random.default_rng(0)
+    flattered, tried = [], []
+    for _ in range(40):
+        inside, outside = rng.normal(size=20), rng.normal(size=20)
+        flattered.append(aim().of(inside, outside, aim().threshold(inside, outside)))
+        parts = beyond_thresholds(inside, outside, aim())
+        tried.append(aim().of(*(np.concatenate(side) for side in zip(*parts, strict=True)), 0.0))
+    assert np.mean(tried) < np.mean(flattered) / 3
+    assert len(beyond_thresholds(np.ones(3), np.zeros(3), aim())) == 1
 
 
 def exceeding(noise_on_counts):

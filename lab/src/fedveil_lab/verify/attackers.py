@@ -20,6 +20,7 @@ from fedveil_lab.verify.isolation import RunOutcome
 Scorer = Callable[["SeenRuns"], Floats]
 SURE = 1e300  # a score that no number reaches
 TINY = 1e-300
+PARTED = 2  # runs of each side at least that choose a threshold for others
 LARGEST = 1e150  # number that is compared; larger ones count as it
 JOINT = 64  # coordinates of which a whole covariance is taken
 ROUNDS = 64  # of an output [rounds, numbers], whose rounds are compared
@@ -154,20 +155,27 @@ def best_attack(one: Both, other: Both, aim: Aim) -> FittedAttack:
 def judged_in(folds: Sequence[Fold], name: str, sign: float, aim: Aim) -> FittedAttack:
     """Rank an attack by its rates in all folds; return it as the best of them fits it."""
     scores = [fold.scores(name, sign) for fold in folds]
-    thresholds = [aim.threshold(*both) for both in scores]
-    shifted = [
-        (inside - threshold, outside - threshold)
-        for (inside, outside), threshold in zip(scores, thresholds, strict=True)
-    ]
-    alone = [aim.of(*both, 0.0) for both in shifted]
-    together = aim.of(
-        np.concatenate([inside for inside, _ in shifted]),
-        np.concatenate([outside for _, outside in shifted]),
-        0.0,
-    )
+    beyond = [one for both in scores for one in beyond_thresholds(*both, aim)]
+    inside, outside = (np.concatenate(side) for side in zip(*beyond, strict=True))
+    value = aim.of(inside, outside, 0.0)
     smooth = aim.of_shift(float(np.mean([apart(*both) for both in scores])))
+    thresholds = [aim.threshold(*both) for both in scores]
+    alone = [aim.of(*both, cut) for both, cut in zip(scores, thresholds, strict=True)]
     at = int(np.argmax(alone))
-    return FittedAttack(name, folds[at].scorers[name], sign, thresholds[at], together, smooth)
+    return FittedAttack(name, folds[at].scorers[name], sign, thresholds[at], value, smooth)
+
+
+def beyond_thresholds(inside: Floats, outside: Floats, aim: Aim) -> list[tuple[Floats, Floats]]:
+    """Subtract from every second run's scores, in and out, a threshold that the other runs choose, and the reverse.
+
+    A threshold flatters the runs that chose it, most of all where only chance parts them. Very few runs choose their own.
+    """
+    if min(len(inside), len(outside)) < 2 * PARTED:
+        cut = aim.threshold(inside, outside)
+        return [(inside - cut, outside - cut)]
+    parts = [(inside[at::2], outside[at::2]) for at in (0, 1)]
+    cuts = [aim.threshold(*part) for part in reversed(parts)]
+    return [(part[0] - cut, part[1] - cut) for part, cut in zip(parts, cuts, strict=True)]
 
 
 def apart(inside: Floats, outside: Floats) -> float:
