@@ -25,13 +25,13 @@ CASES = {
         "steps": "noise_multiplier=0.5 rounds=100",
     },
     "flower_opacus": {  # by the PRV accountant; nothing to run: the difference is out of reach of scores
-        "claim": "eps=0.211 delta=1e-5 zero-out record total local",
+        "claim": "eps=0.211 delta=1e-5 add/remove record total local",
         "steps": "noise_multiplier=1 lots=poisson rate=0.0016 steps=625 rounds=3",
     },
     "flower_hub_opacus": {  # ten clients of 4,000 images, fifty rounds, the epsilon of each printed by itself (RDP)
         "runs": 80_000,
         "columns": 1,
-        "claim": "eps=1.12 delta=1e-5 zero-out record total local",
+        "claim": "eps=1.12 delta=1e-5 add/remove record total local",
         "steps": "noise_multiplier=1 lots=poisson rate=0.008 steps=125 rounds=50",
     },
     "fl_dp_sa": {  # prints none; three rounds, a clip of 10 and noise of deviation 2 on the sum
@@ -52,7 +52,7 @@ CASES = {
         "unit": "zero-out client total central",
         "steps": "clip=2 sensitivity=1 noise_multiplier=3.7307",
     },
-    "flamby_heart": {  # Cleveland: a patient is in one lot of each of thirty passes
+    "flamby_heart": {  # Cleveland: a patient is in one lot of each of thirty passes; add/remove would move all lots
         "claim": "eps=1 delta=1e-4 zero-out record total local",
         "steps": "noise_multiplier=2.109 lots=shuffled epochs=30",
     },
