@@ -84,21 +84,21 @@ def _of_shift(aim: Aim, shift: float) -> float:
 def log_ratio(more: Floats, less: Floats, delta: float) -> Floats:
     """Compute the epsilons [k] that an event proves which has these two rates; 0 if none."""
     found: Floats = np.log(np.maximum(more - delta, TINY) / np.maximum(less, TINY))
-    return np.maximum(found, 0.0)
+    above: Floats = np.maximum(found, 0.0)
+    return above
 
 
 def lows_and_highs(hits: Floats, alarms: Floats, runs: int, share: float) -> tuple[Floats, Floats]:
     """Lower bounds of true rates and upper bounds of false ones (Clopper and Pearson), for parts of runs, too."""
-    lows = scipy.special.betaincinv(np.maximum(hits, 1e-9), runs - hits + 1, share)
-    highs = scipy.special.betaincinv(alarms + 1, np.maximum(runs - alarms, 1e-9), 1 - share)
+    lows: Floats = scipy.special.betaincinv(np.maximum(hits, 1e-9), runs - hits + 1, share)
+    highs: Floats = scipy.special.betaincinv(alarms + 1, np.maximum(runs - alarms, 1e-9), 1 - share)
     return lows, highs
 
 
 def rates_above(scores: Floats, cuts: Floats) -> Floats:
     """Estimate how often a score reaches each threshold [k]."""
     hits = len(scores) - np.searchsorted(np.sort(scores), cuts, side="left")
-    rates: Floats = (hits + HALF) / (len(scores) + 2 * HALF)
-    return rates
+    return np.asarray((hits + HALF) / (len(scores) + 2 * HALF), dtype=np.float64)
 
 
 def between(inside: Floats, outside: Floats) -> Floats:

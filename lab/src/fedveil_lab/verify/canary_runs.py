@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from fedveil.errors import FieldError
 from fedveil_lab.attacks.bounds import epsilon_bound_of_guesses, mu_bound_of_guesses
+from fedveil_lab.verify.aims import Floats
 from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps, prove
 from fedveil_lab.verify.isolation import NoVerdict
 from fedveil_lab.verify.judged import INSPECTION, WORLD, Caught, Judged, judge_bounds
-from fedveil_lab.verify.measuring import Floats, LowerBound, measurement
+from fedveil_lab.verify.measuring import LowerBound, measurement
 from fedveil_lab.verify.screening import Say
 from fedveil_lab.verify.transcripts import (
     Transcript,

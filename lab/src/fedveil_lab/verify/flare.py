@@ -17,6 +17,7 @@ import numpy as np
 from fedveil.errors import FieldError, cleaned, damaged, nearest, require_count
 from fedveil.registry import optional
 from fedveil_lab.verify import zygote
+from fedveil_lab.verify.aims import Floats
 from fedveil_lab.verify.apps import epsilons_in
 from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.canary_runs import (
@@ -32,7 +33,6 @@ from fedveil_lab.verify.described import MechanismSteps
 from fedveil_lab.verify.flare_probe.flare_watch import CLOSED, LOADED, RESULT
 from fedveil_lab.verify.isolation import ONE_THREAD, NoVerdict
 from fedveil_lab.verify.judged import Judged
-from fedveil_lab.verify.measuring import Floats
 from fedveil_lab.verify.player import asks_for_network
 from fedveil_lab.verify.playing import silent
 from fedveil_lab.verify.screening import Say

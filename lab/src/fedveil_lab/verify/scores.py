@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.errors import FieldError, cleaned, require_choice
-from fedveil_lab.verify.measuring import Floats
+from fedveil_lab.verify.aims import Floats
 
 FIELD = "--scores"
 SCORES = ("score", "scores", "statistic", "value", "loss", "logit", "confidence")

@@ -4,9 +4,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedveil.errors import FieldError
+from fedveil_lab.verify.aims import Floats
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.judged import SCORES, Judged, judge_bounds
-from fedveil_lab.verify.measuring import ALPHA, ROWS, Floats, measure, scores_of
+from fedveil_lab.verify.measuring import ALPHA, ROWS, measure, scores_of
 
 SEVERAL = 50  # values, below which a score is a grade, of which many are equal
 MANY = (

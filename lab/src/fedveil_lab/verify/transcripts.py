@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import scipy.linalg
 
-from fedveil_lab.verify.measuring import Floats
+from fedveil_lab.verify.aims import Floats
 
 TEXT = "#text"  # ends the name of a word, of which length and check sum are kept
 EXACT = 1e-9  # deviation, over the largest number, of what never varies
