@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedveil.accounting import count_of, model_of
 from fedveil.accounting.planning import ENOUGH
+from fedveil.aggregation import TrimmedMean
 from fedveil.clipping import Rows
 from fedveil.errors import cleaned
 from fedveil.layout import Layout
@@ -67,6 +68,13 @@ class Warnings:
         if rounds > planned:
             beyond = f"rounds = {rounds}, and the noise is planned for {planned}: what it promises in total holds for"
             self.say("planned", f"{beyond} {planned} alone; plan it for {rounds}, or stop there")
+        rule = self._method.server.rule
+        if isinstance(rule, TrimmedMean) and rule.fraction > 0 and rule.withstands(cohort) == 0:
+            trimmed = f"a trimmed mean with fraction = {rule.fraction:g} cuts off nobody among {cohort} clients"
+            self.say(
+                "trimmed",
+                f"{trimmed}: it is the plain mean, unless fraction is at least 1 / {cohort}",
+            )
         if self._method.noisy is not None:
             self.protected([()] * cohort, cohort)
 

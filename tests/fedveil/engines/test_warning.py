@@ -42,6 +42,10 @@ CASES = {
         "planned",
         {"method": fv.GlobalDP(epsilon=8, delta=1e-5, rounds=1, clip=1.0)},
     ),
+    "a trimmed mean of everybody": (
+        "trimmed",
+        {"method": fv.methods.build("vanilla", fv.TrimmedMean(0.2))},
+    ),
 }
 
 
@@ -56,6 +60,10 @@ def test_each_trouble_is_told_once(case, engine):
 
         made = FlowerFederation
     assert kind in told(made=made, **options)
+
+
+def test_a_trimmed_mean_that_cuts_off_somebody_is_told_nothing():
+    assert "trimmed" not in told(fv.methods.build("vanilla", fv.TrimmedMean(0.25)))
 
 
 def test_a_sensible_run_says_nothing():

@@ -352,7 +352,13 @@ def test_a_site_refuses_in_one_word_before_its_data_are_touched(nodes):
         nodes.opened([nodes.keys[0], *nodes.keys[:3]]),  # a key twice
     ):
         assert nodes.ask(0, asked) == REFUSAL
-    for lie in ({"attempt": -1}, {"attempt": 2**63}, {"roster": [5_000_000_000]}, {"roster": 7}, {"terms": 1}):
+    for lie in (
+        {"attempt": -1},
+        {"attempt": 2**63},
+        {"roster": [5_000_000_000]},
+        {"roster": 7},
+        {"terms": 1},
+    ):
         assert nodes.ask(0, nodes.opened(), **lie) in ((902, CLIENT_FAILED), REFUSAL)
     assert not nodes.trained
     assert not spent(nodes.folder, 0)
