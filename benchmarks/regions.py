@@ -40,13 +40,23 @@ from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import RecordDP
 
 WRITERS, HEART = "mnist_by_writer.npz", "heart_disease_uci_4_centres.csv"
+CELLS = "bloodmnist_rebuilt_28.npz"
 STEPS, FREE_STEPS, DELTA = 30, 600, 1e-5
 SEEDS, TUNING_SEEDS = (0, 1, 2, 3, 4), (100, 101)
 EPSILONS = (1.0, 4.0)
 # learning rate and clip
 NOISY_SETTINGS = ((1.0, 0.1), (1.0, 0.5), (4.0, 0.1), (4.0, 0.5), (4.0, 2.0), (16.0, 0.5))
-FREE_SETTINGS = ((2.0, 0.0), (6.0, 0.0))
+FREE_SETTINGS = {
+    "heart disease": ((2.0, 0.0), (6.0, 0.0)),
+    "digits": ((2.0, 0.0), (6.0, 0.0)),
+    "blood cells": ((0.5, 0.0), (2.0, 0.0)),
+}
 MARKED_ROWS = {"lower quarter": 6, "lower half": 4, "lower three quarters": 2}  # first row of eight
+MARKED_EDGES = {
+    "middle": 5,
+    "wide middle": 3,
+    "all but the edge": 1,
+}  # of 14 rows, unmarked at each side
 RECORDS = (300, 1000)
 COLUMNS = ("data", "marked", "records", "method", "epsilon", "lr", "clip", "seed", "accuracy")
 PLAIN = ("none", "blanked")
@@ -146,7 +156,40 @@ def patients_of(marked: str, records: int, seed: int) -> Split:
     return Split(train, (x[others], y[others]), (x[test], y[test]))
 
 
+@cache
+def blood_cells() -> dict[str, Tensor]:
+    """Blood cells in averages of 2x2 pixels: [N, 3, 14, 14] from -1/4 to 1/4, where grey is 0, and classes."""
+    with np.load(locate("blood cells", CELLS, "BloodMNIST")) as file:
+        found: dict[str, Tensor] = {}
+        for part in ("train", "val", "test"):
+            images = file[f"{part}_images"].astype(np.float32)
+            pooled = images.reshape(-1, 14, 2, 14, 2, 3).mean((2, 4)) / 255
+            found[f"{part} x"] = (
+                torch.from_numpy(pooled).permute(0, 3, 1, 2).contiguous() / 2 - 0.25
+            )
+            found[f"{part} y"] = torch.from_numpy(
+                file[f"{part}_labels"].reshape(-1).astype(np.int64)
+            )
+    return found
+
+
+def blood_cells_of(marked: str, records: int, seed: int) -> Split:
+    """Draw blood cells, of which a square in the middle is marked."""
+    every = blood_cells()
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(every["train x"])))
+    mine = order[:records]
+    edge = MARKED_EDGES[marked]
+    masks = torch.zeros(records, 14, 14, dtype=torch.bool)
+    masks[:, edge : 14 - edge, edge : 14 - edge] = True
+    return Split(
+        ClientData(every["train x"][mine], every["train y"][mine], masks=masks),
+        (every["val x"], every["val y"]),
+        (every["test x"], every["test y"]),
+    )
+
+
 SPLITS: dict[str, Callable[[str, int, int], Split]] = {
+    "blood cells": blood_cells_of,
     "digits": digits_of,
     "heart disease": patients_of,
 }
@@ -299,7 +342,7 @@ class Study:
         self, data: str, marked: str, records: int, method: str, epsilon: float
     ) -> tuple[float, float]:
         """Return the setting with the best mean accuracy on validation rows of the tuning seeds."""
-        settings = FREE_SETTINGS if method in PLAIN else NOISY_SETTINGS
+        settings = FREE_SETTINGS[data] if method in PLAIN else NOISY_SETTINGS
 
         def mean(setting: tuple[float, float]) -> float:
             found = [
@@ -392,9 +435,11 @@ def main() -> None:
         rows.append(cell(study, "heart disease", marked, 500, epsilon))
     for records, marked, epsilon in product(given.records, MARKED_ROWS, EPSILONS):
         rows.append(cell(study, "digits", marked, records, epsilon))
+    for records, marked, epsilon in product(given.records, MARKED_EDGES, EPSILONS):
+        rows.append(cell(study, "blood cells", marked, records, epsilon))
     from fedveil_lab.runs.provenance import provenance
 
-    made = provenance(f"{WRITERS}, {HEART}", list(SEEDS))
+    made = provenance(f"{WRITERS}, {HEART}, {CELLS}", list(SEEDS))
     made["command"] = f"python -m benchmarks.regions --into {given.into}"
     made["machine"] = machine("cpu")
     made["instruction set"] = torch.backends.cpu.get_cpu_capability()
