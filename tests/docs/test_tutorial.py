@@ -99,8 +99,8 @@ def test_the_real_hospitals_of_the_tutorial(empty):
     result = CliRunner().invoke(app, shlex.split(command))
     assert result.exit_code == 0, result.output
     summary = Summary.read(empty / "runs" / "hearts").values
-    [stated] = re.findall(r"(\.\d+) of all held-out patients", page)
-    assert summary["metrics"]["accuracy"] == pytest.approx(float(stated), abs=5.1e-3)
+    [stated] = re.findall(r"(\d+\.\d)% of all held-out patients", page)
+    assert summary["metrics"]["accuracy"] == pytest.approx(float(stated) / 100, abs=5.1e-3)
     [promise] = {round(one["epsilon"], 3) for one in summary["guarantees"].values()}
     assert promise == 8.0
 

@@ -7,7 +7,7 @@ ENGINE = "test_engine_noise"
 CENTRAL, LOCAL = "test_central", "test_local"
 FAILURES = "test_failures"
 POLICY = "test_flower_policy"
-PARTIES, RULES, SCALES = "test_party", "test_base", "test_calibration"
+PARTIES, RULES, SCALES = "test_party", "test_base", "calibration/test_calibration"
 GAME = "test_distinguishing"
 PATHS = "test_game_of_guarantees::test_no_claim_is_beaten"
 SOUND = "test_sound_variants"
@@ -1230,7 +1230,7 @@ BUGS = (
     _bug(
         "nvflare: an executor that raises is seen",
         "PrivacyFilter._admitted",
-        "_shield(runner.find_executor(self.task))",
+        "shield(runner.find_executor(self.task))",
         "pass",
         "test_nvflare_filters",
     ),
@@ -1250,8 +1250,8 @@ BUGS = (
     ),
     _bug(
         "nvflare: what an executor that ends the job left behind leaves",
-        "_shield.shielded",
-        "pending.restore(fl_ctx, data)",
+        "shield.shielded",
+        "one.restore(fl_ctx, data)",
         "pass",
         "test_nvflare_filters",
     ),

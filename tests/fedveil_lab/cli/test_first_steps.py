@@ -180,7 +180,7 @@ def verdict(low, point=0.8):
 
 
 @pytest.mark.parametrize(
-    ("best", "word"), [(verdict(0.6), "yes"), (verdict(0.4), "not shown"), (None, "open")]
+    ("best", "word"), [(verdict(0.6), "yes"), (verdict(0.4), "not shown"), (None, "undecided")]
 )
 def test_an_answer_says_no_more_than_the_interval(best, word):
     assert word in answered("mine", [verdict(0.4)] * 3, best)

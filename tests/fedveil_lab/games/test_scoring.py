@@ -118,11 +118,11 @@ def test_without_a_defence_or_with_supposed_metrics_alone_that_is_said():
 def test_too_few_runs_are_said_to_be(runs, figures):
     [note] = headline(audited({"loss": (50, 50)}, runs=runs)).notes  # perfect separation
     assert re.findall(r"\d+\.\d\d|^\d+", note) == figures
-    assert re.findall(r"(\d+) for ([\d.]+)", note) == [
+    assert re.findall(r"(\d+) above (\d+(?:\.\d)?)", note) == [
         ("6", "0"),
         ("8", "0.5"),
         ("12", "1"),
-        ("30", "2."),
+        ("30", "2"),
     ]
 
 

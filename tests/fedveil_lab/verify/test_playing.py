@@ -403,7 +403,8 @@ def test_the_command_says_its_budget_first_and_ends_with_one_if_a_claim_is_caugh
     assert stored["refuted"] is True
     assert stored["proven"]["epsilon"] > 1
     assert {one["by"] for one in stored["caught"]} == {"worst-case world", "composition"}
-    assert stored["effort"]["runs"] == planned + 7  # of the first look, that measures a run's time
+    # the first look measures a run's time by 7 more; a world whose outputs are alike is left early
+    assert planned / 2 < stored["effort"]["runs"] <= planned + 7
     assert (tmp_path / "out" / "verdict.md").is_file()
     few = CliRunner().invoke(app, [*command[:2], "--runs", "20"])
     assert few.exit_code == 2

@@ -366,7 +366,7 @@ def call(*arguments):
     [
         (["metric-privcy"], "metric-privacy"),
         (["metric-privacy", "--table", "99"], "accepted: 5, 6, 7"),
-        (["metric-privacy", "--figure", "D6"], "accepted: C2, C3, D4, D5"),
+        (["metric-privacy", "--figure", "D6"], "C2, C3, D4, D5"),
         (["metric-privacy", "--row", "fedsgd"], "--row = 'fedsgd'"),
         (["metric-privacy", "--reading", "other"], "--reading = 'other'"),
         (["metric-privacy", "--seeds", "0"], "--seeds = 0"),
