@@ -77,7 +77,7 @@ def differences(every: list[dict[str, Any]]) -> str:
             gain, reverse, said = judged(cell, schedule)
             over = "" if reverse is None else shown(reverse)
             rows.append((schedule, *place(cell), shown(gain), over, said))
-    heads = ("schedule", "data", "level", "sum", "epsilon", "less constant", "less its reverse")
+    heads = ("schedule", "data", "level", "sum", "epsilon", "minus constant", "minus its reverse")
     return table((*heads, "verdict"), rows)
 
 

@@ -184,7 +184,7 @@ class Guarantee(Parameters):
 
     @property
     def by_distance(self) -> bool:
-        """Whether the guarantee only compares vectors at a given distance (d-privacy); then it has no epsilon for any two."""
+        """Whether the guarantee only compares vectors at a given distance (d-privacy); no single epsilon then holds for all."""
         return isinstance(self.bound, OverDistance)
 
     @property

@@ -168,10 +168,10 @@ class _Blocks:
         self._models, self._centres = models, hypotheses.to(torch.float64, copy=True)
 
     def distances(self, shares: Tensor) -> Tensor:
-        """Move the centres and return distances as `_Pairs` does, from float32 products of models less the middle centre.
+        """Move the centres and return distances as `_Pairs.distances` does, from float32 products.
 
-        Products without this shift would cancel for close models. The middle is a median, so that one far centre does
-        not reduce the precision of the others.
+        The middle centre is subtracted from models and centres first: without it products would cancel for close models.
+        The middle is a median, so that one far centre does not reduce the precision of the others.
         """
         moved = shares.any(1)
         total = torch.zeros(shares.T.shape, dtype=torch.float64)

@@ -59,7 +59,7 @@ Out = Annotated[
 Reach = Annotated[
     float | None,
     typer.Option(
-        metavar="SCORE", help="Score that is possible without privacy, as published for such data."
+        metavar="SCORE", help="Score that is possible without privacy, as published for such data; the forecast assumes it."
     ),
 ]
 EngineOption = Annotated[
