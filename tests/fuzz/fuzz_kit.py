@@ -19,6 +19,7 @@ MOST = float(
     os.environ.get("FUZZ", "0.1")
 )  # share of a hundred thousand inputs; `make fuzz` plays all
 SECONDS = 1.0  # of the processor
+AT_MOST = 10.0  # the same, for a call that may load modules first
 BYTES = 1 << 30  # how much address space one input may take
 REFUSED = object()
 
@@ -49,9 +50,11 @@ def played(examples: int) -> Callable[[Any], Any]:
 def outcome(call: Callable[[], Any], *refusals: type[Exception]) -> Any:
     """What a call returns, or `REFUSED`; fails where it crashes, is slow twice, takes memory or unpickles.
 
-    A call that is slow once may have loaded a module, or met the collector of garbage: a slow input is slow again.
+    A call that is slow once may have loaded a module, or met the collector of garbage: a slow input is slow again. A
+    call that keeps what it found could be fast then, so the first one has a limit, too.
     """
     value, seconds = _played(call, *refusals)
+    assert seconds < AT_MOST, f"took {seconds:.1f} s of the processor"
     if seconds >= SECONDS:
         value, again = _played(call, *refusals)
         seconds = min(seconds, again)

@@ -86,6 +86,10 @@ class TrimmedMean(Aggregator):
         """Return b, the number of values cut off at each end."""
         return int(self.fraction * n)
 
+    def cuts_nobody(self, n: int) -> bool:
+        """Whether it is the plain mean among n updates, as its fraction is less than one of them."""
+        return self.fraction > 0 and self.withstands(n) == 0
+
     def sensitivity(
         self,
         clip: float,

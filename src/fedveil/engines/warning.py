@@ -69,7 +69,7 @@ class Warnings:
             beyond = f"rounds = {rounds}, and the noise is planned for {planned}: what it promises in total holds for"
             self.say("planned", f"{beyond} {planned} alone; plan it for {rounds}, or stop there")
         rule = self._method.server.rule
-        if isinstance(rule, TrimmedMean) and rule.fraction > 0 and rule.withstands(cohort) == 0:
+        if isinstance(rule, TrimmedMean) and rule.cuts_nobody(cohort):
             trimmed = f"a trimmed mean with fraction = {rule.fraction:g} cuts off nobody among {cohort} clients"
             self.say(
                 "trimmed",

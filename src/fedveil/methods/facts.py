@@ -28,7 +28,7 @@ def _require_words(field: str, value: Any) -> None:
 
 def _require_keys(field: str, value: Any) -> None:
     if not isinstance(value, tuple | list) or not all(isinstance(key, bytes) for key in value):
-        raise FieldError(field, kind_of(value), "must be public keys, 32 bytes each")
+        raise FieldError(field, kind_of(value), "must be a list of public keys, as bytes")
 
 
 def _require_scores(field: str, value: Any) -> None:

@@ -59,7 +59,8 @@ Out = Annotated[
 Reach = Annotated[
     float | None,
     typer.Option(
-        metavar="SCORE", help="Score that is possible without privacy, as published for such data; the forecast assumes it."
+        metavar="SCORE",
+        help="Score that is possible without privacy, as published for such data; the forecast assumes it.",
     ),
 ]
 EngineOption = Annotated[

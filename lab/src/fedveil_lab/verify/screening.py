@@ -23,10 +23,8 @@ from fedveil_lab.verify.player import Player
 from fedveil_lab.verify.worlds import TwoWorlds
 
 NO_NOISE = 1e3  # deviations beyond which a shift is that of a number without noise
-FIRST, SCARCE = (
-    2,
-    8,
-)  # pairs of a world after which it may be left, where no more than so many are planned
+FIRST = 2  # pairs of a world after which it may be left, if few are planned
+SCARCE = 8  # planned pairs of a world that are few
 MISSED = 3  # standard errors, or seeds with an effect, that a look needs to notice it
 Say = Callable[[str], None]
 
@@ -174,14 +172,14 @@ def halves(
 def looked_at(
     world: TwoWorlds, inside: list[RunOutcome], outside: list[RunOutcome], aim: Aim
 ) -> Looked:
-    """Find the best attack on a world: fitted on one half of its runs, chosen on the other."""
+    """Find the best attack on a world; each half of its runs chooses among those that the other half fits."""
     shape = usual_shape([*inside, *outside])
     attack = best_attack(*halves(inside, outside, shape), aim)
     shift = paired_shift(inside, outside, shape)
     reached = min(shift, most_apart(len(inside) // 2, len(outside) // 2))
     promise = max(attack.rank, aim.of_shift(reached))
-    alike = all_alike(inside, outside)
-    return Looked(world, attack, inside, outside, shape, shift, alike, promise)
+    same = all_alike(inside, outside)
+    return Looked(world, attack, inside, outside, shape, shift, same, promise)
 
 
 def reach_of(looked: Sequence[Looked], again: Sequence[Looked], repeats: bool) -> list[str]:
@@ -199,9 +197,10 @@ def reach_of(looked: Sequence[Looked], again: Sequence[Looked], repeats: bool) -
     made = f"up to {first} pairs of runs in each of {len(looked)} worlds, then {then - first} in {len(again)} of them"
     notes = [f"the judged world was chosen by {made}"]
     if repeats:
-        missed = f"a fault that fewer than one seed in {max(2, first // MISSED)} shows can have been missed"
+        seeds = max(2, first // MISSED)
+        rare = f"a fault that shows with fewer than one seed in {seeds} can have been missed: more runs find rarer ones"
         notes.append(
-            f"a seed repeats its answer, and the runs of a pair shared one: a shift of any size shows, but {missed}"
+            f"a seed repeats its answer, and the runs of a pair shared one: a shift of any size shows, but {rare}"
         )
     else:
         size = MISSED * (2 / first) ** 0.5
@@ -217,7 +216,7 @@ def reach_of(looked: Sequence[Looked], again: Sequence[Looked], repeats: bool) -
     elif dead:
         names = ", ".join(one.world.name for one in dead)
         fewest = min(len(one.outside) for one in dead)
-        notes.append(
-            f"the unit did not reach the answers, under {fewest} seeds or more, in: {names}"
-        )
+        silent = f"{len(dead)} of {len(looked)} worlds say nothing of this function, as the unit did not reach the answers"
+        fix = "worlds(relation, unit) adds data of its own kind"
+        notes.append(f"{silent} (under {fewest} seeds or more): {names}; {fix}")
     return notes

@@ -277,7 +277,7 @@ def require_cut(rule: Aggregator, sites: int) -> None:
     FieldError
         If its fraction is below one site's share.
     """
-    if isinstance(rule, TrimmedMean) and rule.fraction > 0 and rule.withstands(sites) == 0:
+    if isinstance(rule, TrimmedMean) and rule.cuts_nobody(sites):
         accepted = f"cuts off nobody among {sites} sites, which is the plain mean: 1 / {sites} is the least"
         raise FieldError("fraction", rule.fraction, accepted)
 
