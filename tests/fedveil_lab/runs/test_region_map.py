@@ -36,7 +36,8 @@ def test_the_cells_are_those_of_the_map():
     cells = json.loads(MAP.read_text())["cells"]
     assert len(cells) == len(MEASURED)
     for cell, own in zip(cells, MEASURED, strict=True):
-        assert own.kind == ("images" if cell["data"] == "digits" else "table")
+        assert own.data == cell["data"]
+        assert own.kind == ("table" if cell["data"] == "heart disease" else "images")
         assert (own.records, own.epsilon) == (cell["records"], cell["epsilon"])
         for name in ("none", "blanked", "record", "region"):
             assert getattr(own, name) == pytest.approx(cell[name], abs=6e-7)
@@ -60,10 +61,14 @@ def test_each_way_is_best_somewhere():
 def test_a_run_like_the_maps_gets_its_cells_in_the_order_of_what_blanking_loses():
     _, *cells, _ = advice_on_regions(setup_of(), 1.0)
     ways = [cell.partition(":")[0] for cell in cells]
-    assert ways == ["blank the region", "region level", "region level"]
+    assert ways == ["blank the region", *["region level"] * 4, "record level"]
     assert all("1000 records, epsilon 1)" in cell for cell in cells)
     ways = [cell.partition(":")[0] for cell in advice_on_regions(setup_of(), 3.9)[1:-1]]
-    assert ways == ["blank the region", "record level", "record level"]
+    assert ways == ["blank the region", *["region level", "record level"] * 2, "record level"]
+    assert [cell.rpartition("; ")[2].partition(",")[0] for cell in cells] == [
+        "digits",
+        "blood cells",
+    ] * 3
 
 
 @pytest.mark.parametrize(
