@@ -162,6 +162,38 @@ def test_a_number_without_noise_is_decisive_and_chance_is_taken_off():
     assert paired_shift(answers(noise), answers(noise[:, :1]), "(2,)") == 0
 
 
+def between_0_and_1(data):
+    """The first column's numbers in [0, 1], of all rows."""
+    column = np.concatenate(data)[:, 0]
+    return np.clip(column[np.isfinite(column)], 0, 1)
+
+
+def noisy_median(data, seed):
+    """A median with noise for a mean's sensitivity: one record can move it by half, or by all."""
+    column = between_0_and_1(data)
+    middle = np.median(column) if len(column) > 2 else 0.5
+    return middle + np.random.default_rng(seed).laplace(0, 1 / max(1, len(column)))
+
+
+def test_a_median_that_one_record_moves_is_refuted_where_half_the_rows_are_zeros_and_half_ones():
+    found = judged(noisy_median, RECORD, runs=1500)
+    assert found.refuted
+    assert found.world.startswith("half and half")
+
+
+@pytest.mark.parametrize("unit", ["client", "record", "person"])
+@pytest.mark.parametrize("clients", [2, 3, 8])
+def test_half_and_half_and_one_behind_are_at_the_tipping_point(unit, clients):
+    claim = PrivacyClaim.parse(f"eps=1 delta=0 replace-one {unit} total central")
+    worlds = {one.name: one for one in library(claim, Sizes(clients=clients))}
+    half, behind = worlds["half and half"], worlds["one behind"]
+    medians = [np.median(between_0_and_1(side)) for side in (half.inside, half.outside)]
+    assert medians == [1, 0] or (unit == "client" and clients == 2)
+    counts = [np.concatenate(side).sum(axis=0) for side in (behind.inside, behind.outside)]
+    assert counts[0][0] >= counts[0][1]
+    assert counts[1][0] < counts[1][1]
+
+
 def test_columns_that_the_data_lack_make_no_world():
     for columns in (1, 4, 16):
         names = [one.name for one in library(CLIENT, Sizes(columns=columns))]

@@ -18,13 +18,11 @@ from fedveil_lab.verify.attackers import (
 )
 from fedveil_lab.verify.budget import KEPT, Stages
 from fedveil_lab.verify.isolation import NoVerdict, RunOutcome
-from fedveil_lab.verify.pairs import alike, all_alike, paired_shift
+from fedveil_lab.verify.pairs import all_alike, paired_shift
 from fedveil_lab.verify.player import Player
 from fedveil_lab.verify.worlds import TwoWorlds
 
 NO_NOISE = 1e3  # deviations beyond which a shift is that of a number without noise
-FIRST = 2  # pairs of a world after which it may be left, if few are planned
-SCARCE = 8  # planned pairs of a world that are few
 MISSED = 3  # standard errors, or seeds with an effect, that a look needs to notice it
 Say = Callable[[str], None]
 
@@ -86,7 +84,7 @@ def look_at_all(
     """Make a few pairs of runs of every world. A world in which a run hangs is left out."""
     found = []
     for one in worlds:
-        inside, outside = pairs_of(player, one.name, stages.looks)
+        inside, outside = player.both(one.name, stages.looks, same_seed=True)
         player.require_time(stages.total)
         if one.name in player.hung:
             say(f"left out {one.name}: a run hangs: {player.hung[one.name]}")
@@ -95,21 +93,6 @@ def look_at_all(
         found.append(looked)
         say(f"looked at {one.name}: {looked.told(aim.figure)}")
     return found
-
-
-def pairs_of(player: Player, world: str, count: int) -> tuple[list[RunOutcome], list[RunOutcome]]:
-    """Make pairs of runs of a world; where they are few, stop early if the unit visibly reaches no answer.
-
-    That is visible if both answers of a pair are alike while seeds change them.
-    """
-    if count > SCARCE:
-        return player.both(world, count, same_seed=True)
-    inside, outside = player.both(world, FIRST, same_seed=True)
-    noisy = len(inside) == FIRST and not any(alike(inside[0], one) for one in inside[1:])
-    if world in player.hung or (noisy and all_alike(inside, outside)):
-        return inside, outside
-    more = player.both(world, count - FIRST, same_seed=True)
-    return inside + more[0], outside + more[1]
 
 
 def kept(looked: Sequence[Looked]) -> list[Looked]:

@@ -231,6 +231,29 @@ def labelled(sizes: Sizes) -> Differing:
     return replace(unit, instead=repeated(other_label, sizes.examples))
 
 
+def half_and_half(sizes: Sizes) -> Differing:
+    """Half of all rows hold zeros, half ones: a median of numbers in [0, 1] depends on the one unit, which holds ones."""
+    ones = np.ones(sizes.columns)
+    evenly = np.arange(sizes.examples)[:, None] % 2 * ones
+    others = [repeated(i % 2 * ones, sizes.examples) for i in range(sizes.clients - 1)]
+    if len(others) % 2:
+        others[-1] = 1 - evenly
+    unit = about(sizes, ones, others, beside=evenly)
+    return replace(unit, instead=np.zeros_like(unit.own))
+
+
+def one_behind(sizes: Sizes) -> Differing:
+    """One row more lies in the second column than in the first: the unit makes both equal, and may decide which is chosen."""
+    first, second = unit_vector(sizes.columns, 0), unit_vector(sizes.columns, 1)
+    others = [
+        repeated(first if i % 2 else second, sizes.examples) for i in range(sizes.clients - 1)
+    ]
+    if len(others) % 2 == 0:  # one client more lies in the second column, too
+        others[-1] = np.zeros((0, sizes.columns))
+    unit = about(sizes, first, others, beside=repeated(first, sizes.examples - 1))
+    return replace(unit, instead=repeated(second, sizes.examples))
+
+
 def scattered(sizes: Sizes) -> Differing:
     """Every number is drawn at random, and the unit points in a direction of no column."""
     rng = np.random.default_rng(2)
@@ -250,6 +273,7 @@ def in_column(at: int) -> Trap:
 
 
 COLUMNS = {f"column {at + 1}": at for at in range(1, 8)}  # the first one has the other traps
+LAST_COLUMN = {"one behind": 1, **COLUMNS}  # index of the last column that a trap needs; else 0
 LIBRARY: dict[str, Trap] = {
     "plain": plain,
     "far outlier": far_outlier,
@@ -267,6 +291,8 @@ LIBRARY: dict[str, Trap] = {
     "batch size": batch_size,
     "tiny": tiny,
     "labelled": labelled,
+    "half and half": half_and_half,
+    "one behind": one_behind,
     "scattered": scattered,
     **{name: in_column(at) for name, at in COLUMNS.items()},
 }
@@ -292,7 +318,7 @@ def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> l
             )
     made = []
     for name, trap in LIBRARY.items():
-        if name not in without and COLUMNS.get(name, 0) < sizes.columns:
+        if name not in without and LAST_COLUMN.get(name, 0) < sizes.columns:
             made.append(placed(name, trap, claim, sizes))
     return made
 
