@@ -1,6 +1,7 @@
 """Shared by every test: hypothesis examples without a deadline, seeded generators, and parts of a long run."""
 
 import atexit
+import gc
 import os
 import random
 import shutil
@@ -101,6 +102,10 @@ def pytest_collection_modifyitems(config, items):
     yield
     if config.option.part:
         take_part(config, items)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what was collected stays to the end: no later look for garbage goes through it
 
 
 def take_part(config, items):

@@ -64,7 +64,7 @@ def assert_nothing_failed(figures):
 
 
 def test_at_some_steps(tmp_path):
-    plan = {"rounds": 2, "stride": 37}
+    plan = {"rounds": 2, "stride": 74}
     figures = crash(
         tmp_path,
         {**plan, "method": "sga-ldp", "source": "secure", "deaths": ["kill", "power cut"]},

@@ -31,21 +31,16 @@ from fedveil.evidence import read_books, spent_of
 """
 
 
-def test_a_federation_runs(tmp_path):
-    alone(ROUND, tmp_path)
-
-
-@pytest.mark.parametrize("program", [ROUND, BOOKS], ids=["round", "books"])
-def test_nothing_of_the_laboratory_is_loaded(program, tmp_path):
-    assert loaded(program, tmp_path) == "[]"
+def test_nothing_of_the_laboratory_is_loaded(tmp_path):
+    assert loaded(ROUND + BOOKS, tmp_path) == "[]"
+    alone(ROUND + BOOKS, tmp_path)
 
 
 @pytest.mark.flower
-@pytest.mark.parametrize("program", [FLOWER, NODE], ids=["flower", "node"])
-def test_a_flower_app_and_a_node_load_no_more_than_flower_does(program, tmp_path):
+def test_a_flower_app_and_a_node_load_no_more_than_flower_does(tmp_path):
     pytest.importorskip("flwr")
     plain = "import flwr.app, flwr.clientapp, flwr.serverapp\n"
-    assert loaded(plain + program, tmp_path) == loaded(plain, tmp_path)
+    assert loaded(plain + FLOWER + NODE, tmp_path) == loaded(plain, tmp_path)
 
 
 @pytest.mark.nvflare

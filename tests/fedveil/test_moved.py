@@ -58,6 +58,7 @@ def test_an_old_name_is_the_same_module_and_warns_once_where_it_is_imported(name
         importlib.import_module(name)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "line",
     [

@@ -61,6 +61,7 @@ def test_an_audit_sees_the_client_without_the_method_and_compares_promise_and_me
     assert {v.attack for v in found.verdicts} == {"loss", "calibrated-loss", "likelihood-ratio"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
 def test_the_world_without_the_client_is_that_of_the_promise(relation):
     seen = []

@@ -145,6 +145,7 @@ def play(examples, steps):
     )
 
 
+@pytest.mark.few(0)
 def test_a_hostile_server_sees_the_same_of_two_federations_and_no_question_answered_twice():
     play(5, 10)
     assert min(Server.answered, Server.refused) > 5

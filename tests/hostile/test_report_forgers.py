@@ -43,8 +43,8 @@ def forger(request, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_edits(forger, kind):
-    missed, count = unnoticed(forger, kind, 12)
-    assert count == 12
+    missed, count = unnoticed(forger, kind, 4)
+    assert count == 4
     assert not missed
 
 

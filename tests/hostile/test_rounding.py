@@ -472,6 +472,7 @@ def explored(sizes, seed):
     }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_rows_keep_their_bits_and_sums_their_bound(name):
     generator = torch.Generator().manual_seed(0)
@@ -481,6 +482,7 @@ def test_rows_keep_their_bits_and_sums_their_bound(name):
         assert moved <= BOUND
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("each", [2, 3, 8])
 @pytest.mark.parametrize("bias", [False, True])
 def test_factored_means_keep_their_bits_and_sums_their_bound(each, bias):
@@ -522,7 +524,7 @@ IMAGES = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("images", IMAGES)
 @pytest.mark.parametrize("each", [2, 5])
 def test_no_server_makes_a_factored_mean_longer_than_the_clip(images, each):

@@ -75,7 +75,7 @@ def of_a_pair(rate, z, steps, delta=DELTA):
     return high
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("rate", "z", "steps"), [(0.05, 1.0, 60), (0.05, 2.0, 100), (0.25, 8.0, 4)]
 )

@@ -645,6 +645,7 @@ def test_one_silos_release_keeps_its_promise():
     assert played(half).mu_lower > claimed  # the game would have found half of the noise
 
 
+@pytest.mark.few(0)
 def test_a_sum_keeps_its_promise_against_a_curious_silo_and_a_single_share_does_not():
     method = RecordDP(
         sum="trusted", examples=4, noise_multiplier=0.8, relation="add/remove", clip=0.3, silos=4
@@ -657,6 +658,7 @@ def test_a_sum_keeps_its_promise_against_a_curious_silo_and_a_single_share_does_
     assert played(method).mu_lower > claimed  # whoever sees a single share is trusted
 
 
+@pytest.mark.few(0)
 def test_a_sampled_release_keeps_its_promise():
     method = RecordDP(examples=4, noise_multiplier=0.5, relation="add/remove", clip=0.3, rate=0.5)
     guarantee = method.quote(opened(), method.init()).guarantee

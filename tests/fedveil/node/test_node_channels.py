@@ -111,6 +111,7 @@ NUMBERS = {
 N = NUMBERS.get(os.uname().machine, {}) | {"io_uring_setup": 425, "clone3": 435}
 
 
+@pytest.mark.few(0)
 def test_code_locks_no_file_of_another_data_set(attempts, ward_b):
     """Its own node's files are not there; those of a node beside it can be read, and not locked."""
     _, files = ward_b

@@ -119,6 +119,7 @@ os.wait()
     assert [reply.has_error() for reply in replies] == [False, False]
 
 
+@pytest.mark.few(0)
 def test_code_that_never_ends_is_ended_with_all_it_started(played, tmp_path):
     mark = str(tmp_path.name)
     began = time.monotonic()

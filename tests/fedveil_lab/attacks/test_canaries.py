@@ -267,6 +267,7 @@ def test_half_the_noise_on_regions_is_found(relation):
     assert broken(orthogonal_records(side, M, source=Scaled(0, 0.5)))
 
 
+@pytest.mark.few(0)
 def test_a_persons_regions_are_found_where_each_is_clipped_alone(monkeypatch):
     side = RecordDP(unit="person region", people=1000, records_per_person=4, noise_multiplier=2.0)
     honest = orthogonal_records(side, M)

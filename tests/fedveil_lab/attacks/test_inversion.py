@@ -91,6 +91,7 @@ def test_all_rows_of_a_dense_layer_speak_against_noise():
     assert wide < narrow / 3
 
 
+@pytest.mark.few(0)
 def test_idlg_reconstructs_at_least_95_percent_of_digits():
     errors = []
     for i in range(20):

@@ -177,6 +177,7 @@ def test_the_prior_of_variances_is_found_again(weight):
     assert equal[0] == 1e6  # they do not differ at all
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_prefer_members_and_say_nothing_of_nobody(name):
     generator = torch.Generator().manual_seed(1)

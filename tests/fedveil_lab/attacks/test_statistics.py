@@ -58,6 +58,7 @@ def test_with_the_target_in_neither_world_the_interval_covers_one_half():
     assert np.mean([e.point for e in found]) == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.few(0)
 def test_the_paper_s_interval_over_the_rounds_of_one_run_does_not():
     rng = np.random.default_rng(2)
     missed = 0
@@ -70,6 +71,7 @@ def test_the_paper_s_interval_over_the_rounds_of_one_run_does_not():
     assert "not independent" in found.notes[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("deviation", "area"), [(1.0, 0.95), (3.0, 0.98), (1.0, 0.98)])
 def test_near_one_the_interval_still_covers_where_the_bootstrap_does_not(deviation, area):
     rng, gap = np.random.default_rng(6), NormalDist().inv_cdf(area) * math.hypot(1, deviation)

@@ -290,6 +290,7 @@ def test_an_edited_ledger_is_one_line_too(here):
     assert "was edited" in result.stderr
 
 
+@pytest.mark.few(0)
 def test_compare_end_to_end(here):
     result = call("compare", "tiny.toml", "--set", "compare.equal_sigma=true", "--out", "demo")
     assert result.exit_code == 0, result.output

@@ -33,6 +33,7 @@ def home(tmp_path, monkeypatch):
 SHORT = ("--set", "rounds=2", "--set", "privacy.rounds=2")
 
 
+@pytest.mark.few(0)
 @pytest.mark.usefixtures("undrawn")
 def test_own_images_from_a_folder_to_a_comparison_an_audit_and_more_rounds(home):
     image = pytest.importorskip("PIL.Image")

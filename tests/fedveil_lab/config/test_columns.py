@@ -1,12 +1,12 @@
 """What `fedveil init` reads off a table is what the loader reads; what it cannot read it refuses by its row."""
 
-import subprocess
-import sys
 import tomllib
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from fedveil.cli import app
 from fedveil.data import load
 from fedveil.errors import FieldError
 from fedveil_lab.config.columns import around, read_off
@@ -435,8 +435,8 @@ def test_the_command_takes_how_numbers_are_written(tmp_path):
         "--thousands",
         ",",
     ]
-    command = [sys.executable, "-m", "fedveil", "init", "--data", str(path), *given, str(out)]
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    done = CliRunner().invoke(app, ["init", "--data", str(path), *given, str(out)])
+    assert done.exit_code == 0, done.output
     data = tomllib.loads(out.read_text())["data"]
     assert (data["thousands"], data["missing"], data["columns"]["v"]) == (
         ",",

@@ -257,6 +257,7 @@ def test_a_target_that_is_in_no_cohort_is_refused():
         audit(config, attacks=("loss",), replicates=4)
 
 
+@pytest.mark.few(0)
 def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypatch, few):
     monkeypatch.chdir(tmp_path)
     changes = [

@@ -78,6 +78,7 @@ def test_central_trust_keeps_nothing_from_the_server(name):
     assert all(u["success"] == u["identified"] == u["labels"] == 1 for u in units)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", STRONG)
 def test_local_noise_stops_the_attack_that_works_without_it(undefended, name):
     found = judge_inversion(

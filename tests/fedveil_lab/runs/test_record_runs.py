@@ -22,6 +22,7 @@ def settings(name, *changes):
     return {v.label: configure(config, v.label, v.setting) for v in variants_of(config)}
 
 
+@pytest.mark.few(0)
 def test_the_demo_promises_what_it_says_within_a_little_of_no_privacy():
     found = {
         label: run(config, setting=label) for label, config in settings("digits-record").items()

@@ -82,6 +82,7 @@ def assert_same_run(a, b):
         assert file.read_bytes() == (b / "ledger" / file.name).read_bytes()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", list(METHODS))
 @pytest.mark.parametrize("done", [1, 3])
 def test_a_resumed_run_has_the_same_bits(tmp_path, name, done):
@@ -122,6 +123,7 @@ def test_a_crash_between_ledger_and_checkpoint_costs_nothing_twice(tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_finished_run_goes_on_for_more_rounds_to_the_same_bits(tmp_path, name):
     short, long = (config(**METHODS[name], rounds=rounds) for rounds in (3, 4))

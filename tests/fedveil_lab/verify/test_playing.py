@@ -24,6 +24,7 @@ RUNS = 2500  # take 13 to 18 s of one core, each in a copy of a process
 CLAIM = "eps=1 delta=1e-5 zero-out client total central"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_planted_mistake_is_caught_in_a_worst_case_world(name):
     assert judged("wrong", name, RUNS, seed=1).refuted
@@ -42,6 +43,7 @@ def test_a_planted_mistake_is_caught_by_its_description_where_it_says_so(name):
     assert found == {*case["by"].split(", ")} & {COMPOSITION, INSPECTION}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_claim_is_not_refuted_and_proven_where_its_steps_are_described(name):
     assert not judged("right", name, 1500, seed=0).refuted
@@ -98,6 +100,7 @@ def test_no_state_reaches_another_run_and_unseeded_noise_is_fresh(file):
         assert len({unseeded.run("a", 0).numbers.item() for _ in range(5)}) == 5
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("body", "kind", "why"),
     [

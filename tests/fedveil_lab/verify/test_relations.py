@@ -99,6 +99,7 @@ def test_a_file_whose_worlds_are_no_neighbours_gets_no_verdict(tmp_path):
             assert not found.refuted
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "accepted"),
     [

@@ -37,6 +37,7 @@ def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monke
     assert "claims are beaten" in beaten.stderr
 
 
+@pytest.mark.few(0)
 def test_a_claim_that_is_too_small_is_beaten():
     fedavg = next(case for case in cases(1) if case.name == "global DP, FedAvg")
     for claimed, runs, broken in ((fedavg.claimed_mu, 800, 0.0), (0.2, 800, 1.0), (None, 8, None)):

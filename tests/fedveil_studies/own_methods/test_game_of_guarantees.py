@@ -76,7 +76,7 @@ class Silent(ReproducibleSource):
         return 0.0
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("d", DIMENSIONS)
 def test_no_claim_is_beaten(d, name):

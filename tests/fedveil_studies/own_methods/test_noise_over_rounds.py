@@ -107,6 +107,7 @@ PLAYED = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("bug", "name"), [(bug, list(PLAYED)[i % 3]) for i, bug in enumerate(BUGS)]
 )
@@ -115,6 +116,7 @@ def test_a_planted_bug_is_found(bug, name):
     assert least.p < FOUND, least
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", [one.name for one in noise.methods(11)])
 def test_every_methods_noise_is_sound_and_is_found_used_again(name, monkeypatch):
     monkeypatch.setattr(noise, "PARTIES", 10)

@@ -96,6 +96,7 @@ def accuracy_of_words(arrays):
     return task.accuracy(net)
 
 
+@pytest.mark.few(0)
 def test_quickstart_with_records_protected_in_its_own_loop():
     torch.manual_seed(0)
     private, client = played("quickstart", "private_")

@@ -101,6 +101,7 @@ def goes_on(net, optimizer):
         return
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "train", [spoils, answers_with_an_error, goes_on, partial(epochs, passes=3)]
 )

@@ -101,7 +101,7 @@ def embedded(method, parameters, run="nvflare"):
     )
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_same_bits_and_ledgers_as_embedded(case, tmp_path):
     method, parameters = CASES[case]

@@ -76,7 +76,7 @@ def test_what_leaves_is_the_clipped_difference_with_the_stated_noise(tmp_path):
 
 
 def test_a_scalar_is_clipped_and_noised_with_the_rest(tmp_path):
-    one = GaussianFilter(epsilon=8.0, rounds=2000, seed=2)
+    one = GaussianFilter(epsilon=8.0, rounds=40, seed=2)
     found = [
         float(arrays(one.process(difference(0.0), context(tmp_path)))["bias"]) for _ in range(40)
     ]
