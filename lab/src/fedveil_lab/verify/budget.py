@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedveil.errors import require_count, require_number
+from fedveil_lab.verify.aims import Aim
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.isolation import NoVerdict
-from fedveil_lab.verify.measuring import ALPHA, at_threshold
+from fedveil_lab.verify.measuring import ALPHA
 
 LOOKED, FINAL = 0.3, 0.5  # of all runs: for a look at every world, and for the judgement
 KEPT = 4  # worlds of the library that are looked at again
@@ -140,7 +141,7 @@ def runs_within(effort: Effort, each: float, left: float, worlds: int, own: int 
     fewest = Stages(min(most, FEWEST), worlds, own)
     capacity = int(left / each)
     if fewest.total > capacity:
-        needed = rounded_seconds(1.5 * fewest.total * each)
+        needed = two_digits(1.5 * fewest.total * each)
         raise NoVerdict(
             f"a run takes about {each:.2g} s, and {fewest.total} are the fewest for {worlds} worlds: give --seconds {needed}"
         )
@@ -150,19 +151,21 @@ def runs_within(effort: Effort, each: float, left: float, worlds: int, own: int 
     return Stages(max(fewest.runs, found - 1), worlds, own)
 
 
-def rounded_seconds(seconds: float) -> int:
-    """Round seconds up to two digits."""
-    size = int(10.0 ** max(0, int(math.log10(max(1.0, seconds))) - 1))
-    return math.ceil(seconds / size) * size
+def two_digits(number: float) -> int:
+    """Round a number of seconds or runs up to two digits."""
+    size = int(10.0 ** max(0, int(math.log10(max(1.0, number))) - 1))
+    return math.ceil(number / size) * size
+
+
+def ceiling_of(count: int, claim: PrivacyClaim, alpha: float) -> float:
+    """Compute the largest bound that so many judged runs of each side can show."""
+    aim = Aim(claim.figure, claim.delta or 0.0, alpha, count)
+    return float(aim.bounds(np.ones(1), np.zeros(1))[0])
 
 
 def planned(stages: Stages, each: float, claim: PrivacyClaim, effort: Effort) -> str:
     """Say the budget in one sentence, with the largest bound that it can prove."""
-    count = stages.judged
-    bounds = at_threshold(
-        np.ones(count), np.zeros(count), 0.5, delta=claim.delta or 0.0, alpha=effort.alpha
-    )
-    ceiling = next(one.ceiling for one in bounds if one.figure == claim.figure)
+    ceiling = ceiling_of(stages.judged, claim, effort.alpha)
     reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
     if ceiling <= claim.most:
         reach += f", so that a claim of {claim.most:.3g} is out of reach"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedveil_lab.verify.attackers import rounds_of
-from fedveil_lab.verify.budget import rounded_seconds
+from fedveil_lab.verify.budget import two_digits
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.flare_probe.flare_watch import CLOSED
 from fedveil_lab.verify.isolation import NoVerdict, RunOutcome
@@ -88,7 +88,7 @@ class Player:
         if self.left > 0:
             return
         assert self.limit is not None
-        needed = rounded_seconds(1.5 * self.limit * planned / max(1, self.played))
+        needed = two_digits(1.5 * self.limit * planned / max(1, self.played))
         raise NoVerdict(
             f"{self.limit:g} s were over after {self.played:,} of {planned:,} runs: give --seconds {needed}"
         )

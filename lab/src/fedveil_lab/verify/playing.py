@@ -20,6 +20,7 @@ from fedveil_lab.verify.described import MechanismSteps, prove
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, RunOutcome
 from fedveil_lab.verify.judged import INSPECTION, WORLD, Caught, Judged, judge_bounds
 from fedveil_lab.verify.measuring import Measurement, at_threshold, measurement
+from fedveil_lab.verify.more_runs import Spent, what_more_shows
 from fedveil_lab.verify.player import FASTEST, Player, Runner, probed
 from fedveil_lab.verify.relations import require_neighbours
 from fedveil_lab.verify.screening import (
@@ -173,11 +174,10 @@ def play(
     measured, caught = judged_once(best, inside, outside, claim, delta, effort.alpha)
     parts = halves(best.inside, best.outside, best.shape)
     told = most_telling(best.attack, *parts, aim, named)
-    used = {
-        "runs": player.played,
-        "seconds": round(monotonic() - started, 1),
-        "seeds": [effort.seed],
-    }
+    seconds = monotonic() - started
+    if not any(one.refutes for one in caught):
+        notes[1:1] = what_more_shows(claim, effort, Spent(made, player.played, seconds))
+    used = {"runs": player.played, "seconds": round(seconds, 1), "seeds": [effort.seed]}
     attacker = f"{best.attack.name} ({told})" if told else best.attack.name
     return Judged(
         subject="",
