@@ -59,52 +59,82 @@ def defaults_of(cell: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Corner:
-    """One set, sum and epsilon: gains over chance of the default (mean over seeds, and seed 0), and of the best.
+    """One set, sum and epsilon: gains over chance of the default and of the best setting, the default included.
 
-    The best is of the grid on the rows of seed 0, and of the default under this seed.
+    Attributes
+    ----------
+    where : str
+        Set, sum and epsilon, as the table has them.
+    default, best : float
+        Mean gains over all seeds; each seed divides the rows anew.
+    first, first_best : float
+        Gains on the rows of seed 0.
+    name : str
+        The setting that is best over all seeds.
+    seeds : int
+        How many there are.
     """
 
     where: str
     default: float
-    first: float
     best: float
+    first: float
+    first_best: float
     name: str
+    seeds: int
 
     @property
-    def shares(self) -> tuple[float, float] | None:
-        """Of the best gain: the mean default's, and that of seed 0 on the same rows; None where little is gained."""
-        return (self.default / self.best, self.first / self.best) if self.best >= GAIN else None
+    def share(self) -> float | None:
+        """Of the best setting's mean gain over the seeds; None where little is gained."""
+        return self.default / self.best if self.best >= GAIN else None
+
+    @property
+    def first_share(self) -> float | None:
+        """Of the best gain on the rows of seed 0; None where little is gained."""
+        return self.first / self.first_best if self.first_best >= GAIN else None
 
 
 def corners(cells: Mapping[str, Any]) -> Iterator[Corner]:
     """All corners that were measured."""
     for cell in cells.values():
         for epsilon, found in cell["grid"].items():
-            own = [run["score"] - cell["chance"] for run in defaults_of(cell)[epsilon]]
-            tried = {name: score - cell["chance"] for name, score in found["grid"].items()}
-            name, best = max({**tried, "the default": own[0]}.items(), key=lambda item: item[1])
-            where = f"{cell['set']} | {cell['sum']} | {epsilon}"
-            yield Corner(where, fmean(own), own[0], best, name)
+            own = [run["score"] for run in defaults_of(cell)[epsilon]]
+            seeds = min(len(own), *(len(scored) for scored in found["grid"].values()))
+            tried = {name: scored[:seeds] for name, scored in found["grid"].items()}
+            tried["the default"] = own[:seeds]
+            name = max(tried, key=lambda name: fmean(tried[name]))
+            yield Corner(
+                where=f"{cell['set']} | {cell['sum']} | {epsilon}",
+                default=fmean(tried["the default"]) - cell["chance"],
+                best=fmean(tried[name]) - cell["chance"],
+                first=own[0] - cell["chance"],
+                first_best=max(scored[0] for scored in tried.values()) - cell["chance"],
+                name=name,
+                seeds=seeds,
+            )
 
 
 def _shares(cells: Mapping[str, Any]) -> Iterator[str]:
     every = list(corners(cells))
-    readable = [corner.shares for corner in every if corner.shares]
-    means, firsts = zip(*readable, strict=True)
-    yield f"Shares of {len(readable)} of {len(every)} corners."
-    yield f"Of the default's mean over its seeds: median {median(means):.2f}, worst {min(means):.2f}."
-    yield f"Of seed 0, whose rows the best has: median {median(firsts):.2f}, worst {min(firsts):.2f}."
-    yield ""
-    yield "| set | sum | epsilon | default's gain | of seed 0 | best's gain | shares | the best |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for corner in every:
-        both = (
-            "nothing to gain"
-            if corner.shares is None
-            else " and ".join(f"{one:.2f}" for one in corner.shares)
+    means = [corner.share for corner in every if corner.share is not None]
+    firsts = [corner.first_share for corner in every if corner.first_share is not None]
+    for of, shares in (("all seeds", means), ("seed 0 alone", firsts)):
+        yield (
+            f"Of {of}: shares of {len(shares)} of {len(every)} corners, median {median(shares):.2f}, worst "
+            f"{min(shares):.2f}."
         )
-        gains = f"{corner.default:.3f} | {corner.first:.3f} | {corner.best:.3f}"
-        yield f"| {corner.where} | {gains} | {both} | {corner.name} |"
+    yield ""
+    yield "| set | sum | epsilon | seeds | default's gain | best's gain | share | the best | share on seed 0 |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for corner in every:
+        share, first = (
+            "nothing to gain" if one is None else f"{one:.2f}"
+            for one in (corner.share, corner.first_share)
+        )
+        yield (
+            f"| {corner.where} | {corner.seeds} | {corner.default:.3f} | {corner.best:.3f} | {share} | {corner.name} "
+            f"| {first} |"
+        )
 
 
 def _defaults(cells: Mapping[str, Any]) -> Iterator[str]:

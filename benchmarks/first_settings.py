@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from statistics import mean
@@ -25,7 +25,7 @@ from fedveil_lab.config.foresight import pull_of
 from fedveil_lab.config.recipe import LEFT
 from fedveil_lab.config.variants import configure, variants_of
 from fedveil_lab.runs.foreseen import noisy_side, shape_of
-from fedveil_lab.runs.prepare import prepare
+from fedveil_lab.runs.prepare import Setup, prepare
 from fedveil_lab.runs.provenance import provenance
 
 KEPT = ROOT / "runs" / "first"
@@ -33,6 +33,7 @@ EPSILONS, SUMS = (8.0, 4.0, 1.0), ("none", "trusted")
 CORNERS = tuple(product((8.0, 1.0), SUMS))
 SEEDS = range(5)
 SMALL = 1_000  # rows, from which a set has a smaller grid
+CLIPS, SCALINGS = (0.2, 1.0), ("given", "centred", "standardised")
 TIMES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # the recipe's rate
 FEW = (
     "recipe",
@@ -105,12 +106,14 @@ def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 def missing(values: Mapping[str, Any]) -> bool:
     """Whether seeds of a kept cell, or its grid, were not measured yet."""
     runs_of = values.get("defaults", {}).values()
+    scored = [own for found in values.get("grid", {}).values() for own in found["grid"].values()]
     parts_of = {"grid", "shape", "pulls"}
-    return not parts_of <= values.keys() or any(len(own) < len(SEEDS) for own in runs_of)
+    few = any(len(own) < len(SEEDS) for own in (*runs_of, *scored))
+    return few or not parts_of <= values.keys()
 
 
 def measured(cell: Cell, kept: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The best of the grid in the corners, then the default at all epsilons and without privacy, seed by seed."""
+    """The default at all epsilons and without privacy, and the grid in the corners, seed by seed."""
     config = cell.config()
     setup = prepare(replace_compare(config))
     rows = sum(client.examples for client in setup.clients)
@@ -124,9 +127,10 @@ def measured(cell: Cell, kept: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "chance": 1 / classes if classes else 0.0,
         "shape": asdict(shape_of(setup, noisy_side(setup.method))),
         "pulls": pulls(config, setup.cohort),
-        "defaults": {},
-        **kept,
+        "defaults": kept.get("defaults", {}),
     }
+    if "grid" in kept:
+        values["grid"] = kept["grid"]
     for seed in SEEDS:
         for variant in variants_of(config):
             own = values["defaults"].setdefault(variant.label, [])
@@ -140,7 +144,24 @@ def measured(cell: Cell, kept: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 for epsilon, sum_ in corners
                 if sum_ == cell.sum
             }
+        for epsilon, found in values["grid"].items():
+            _divided_anew(config, float(epsilon), seed, found["grid"])
         yield values
+
+
+def _divided_anew(
+    config: Config, epsilon: float, seed: int, by_name: dict[str, list[float]]
+) -> None:
+    """Add to the scores of each setting that on the rows as another seed divides them, where it is not there yet."""
+    lacking = [name for name, scored in by_name.items() if len(scored) <= seed]
+    if not lacking:
+        return
+    setup = prepare(replace_compare(config.model_copy(update={"seed": seed})))
+    every = settings(bool(setup.dealt.dataset.classes), TIMES, CLIPS, SCALINGS)
+    tried = [every[name] for name in lacking]
+    found = scores(setup, _sigma(config, setup, epsilon), tried, seed)
+    for name, one in zip(lacking, found, strict=True):
+        by_name[name].append(one)
 
 
 def pulls(config: Config, clients: int) -> dict[str, float]:
@@ -180,16 +201,24 @@ def _figures(config: Config) -> dict[str, Any]:
     }
 
 
-def grid(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
-    """The settings of which the best is taken: 24, or 6 for a large set."""
+def settings(
+    classes: bool, times: Sequence[float], clips: Sequence[float], scalings: Sequence[str]
+) -> dict[str, Tried]:
+    """All combinations of rates (times the recipe's), clips and scalings, by name."""
     left = LEFT["cross_entropy" if classes else "mse"]
-    clips, every = ((0.2, 1.0), TIMES) if small else ((0.2,), TIMES[1::2])
     made = {}
-    for times, clip, scale in product(every, clips, ("given", scaling)):
-        made[f"rate x{times:g}, clip {clip:g}, {scale}"] = Tried(
-            left=left * times, clip=clip, inputs=scale, weighted=True
+    for rate, clip, scaling in product(times, clips, scalings):
+        made[f"rate x{rate:g}, clip {clip:g}, {scaling}"] = Tried(
+            left=left * rate, clip=clip, inputs=scaling, weighted=True
         )
     return made
+
+
+def grid(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
+    """The settings of which the best is taken: 24, or 6 for a large set."""
+    if small:
+        return settings(classes, TIMES, CLIPS, ("given", scaling))
+    return settings(classes, TIMES[1::2], CLIPS[:1], ("given", scaling))
 
 
 def parts(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
@@ -210,16 +239,10 @@ def parts(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
     return made if small else {name: made[name] for name in FEW}
 
 
-def _grid(config: Config, setup: Any, epsilon: float, rows: int) -> dict[str, Any]:
+def _grid(config: Config, setup: Setup, epsilon: float, rows: int) -> dict[str, Any]:
     """Scores of the grid and of the parts, by name."""
-    options = {**config.privacy.options, "epsilon": epsilon}
-    method = RecordDP(**{key: value for key, value in options.items() if value is not None})
-    sigma = method.noise_on_mean(len(setup.clients)) / method.clip
-    classes = bool(setup.dealt.dataset.classes)
-    scaling = str(config.model.options.get("inputs", "given"))
-    if scaling == "given":
-        scaling = "centred"
-    small = rows < SMALL
+    sigma, scaling = _sigma(config, setup, epsilon), _scaling(config)
+    classes, small = bool(setup.dealt.dataset.classes), rows < SMALL
     tried = grid(scaling, classes, small)
     named = (
         parts(scaling, classes, small)
@@ -229,7 +252,23 @@ def _grid(config: Config, setup: Any, epsilon: float, rows: int) -> dict[str, An
     per_seed = [
         scores(setup, sigma, list(named.values()), 1 + seed) for seed in range(3 if small else 1)
     ]
+    first = scores(setup, sigma, list(tried.values()), 0)
     return {
-        "grid": dict(zip(tried, scores(setup, sigma, list(tried.values()), 0), strict=True)),
+        "grid": {name: [one] for name, one in zip(tried, first, strict=True)},
         "parts": {name: mean(one[i] for one in per_seed) for i, name in enumerate(named)},
     }
+
+
+def _sigma(config: Config, setup: Setup, epsilon: float) -> float:
+    """Deviation of the noise on a step's mean gradient, at clip 1."""
+    options = {**config.privacy.options, "epsilon": epsilon}
+    method = RecordDP(**{key: value for key, value in options.items() if value is not None})
+    return method.noise_on_mean(len(setup.clients)) / method.clip
+
+
+def _scaling(config: Config) -> str:
+    """The scaling of inputs that a grid tries beside none."""
+    scaling = str(config.model.options.get("inputs", "given"))
+    if scaling == "given":
+        return "centred"
+    return scaling

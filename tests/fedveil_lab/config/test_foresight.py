@@ -12,6 +12,7 @@ from fedveil.methods import GlobalDP, RecordDP
 from fedveil_lab.config.foresight import (
     PULL,
     Shape,
+    directions,
     evenness,
     foresee,
     least_reach,
@@ -60,6 +61,13 @@ def test_more_of_everything_that_helps_helps() -> None:
     assert foresee(replace(TABLE, weighing=0.2), 60.0, 0.9).score < usual
     assert foresee(replace(TABLE, rows=20), 60.0, 0.9).score > usual  # a unit's mean points better
     assert foresee(replace(TABLE, inputs=200, image=True), 60.0, 0.9).score > usual - 0.05
+
+
+def test_colours_of_one_place_are_no_new_directions() -> None:
+    grey = replace(TABLE, inputs=784, image=True)
+    photograph = replace(grey, inputs=3 * 784, colours=3)
+    assert directions(photograph) == directions(grey)
+    assert foresee(photograph, 60.0, 0.9) == foresee(grey, 60.0, 0.9)
 
 
 def test_a_shorter_interval_tells_more() -> None:

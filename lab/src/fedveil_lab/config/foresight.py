@@ -23,7 +23,7 @@ from fedveil.methods import GlobalDP, RecordDP
 
 REACH = {"classes": 0.9, "numbers": 0.3}  # where nobody says one: a clear task
 PULL = 0.7  # of real units beside those that are made up, whose directions agree more
-IMAGE = 0.55  # power of its pixels, whose directions an image has: neighbours look alike
+IMAGE = 0.6  # power of its places, whose directions an image has: neighbours look alike, and colours even more
 WIDTH = 1.96  # deviations of a 95% interval
 SIGN = math.sqrt(2 / math.pi)  # mean length of a number of deviation 1
 GRID = np.linspace(-8.0, 16.0, 481)
@@ -52,6 +52,8 @@ class Shape:
         Mean weight of a row; weights multiply clipped gradients.
     even : float
         Share of the held-out rows that would tell as much if all classes were equally frequent, see `evenness`.
+    colours : int
+        Inputs of one place of an image: 3 for a photograph.
     """
 
     classes: int
@@ -62,6 +64,7 @@ class Shape:
     held_out: float
     weighing: float = 1.0
     even: float = 1.0
+    colours: int = 1
 
     @property
     def chance(self) -> float:
@@ -201,7 +204,9 @@ def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tens
 
 def directions(shape: Shape) -> float:
     """Estimate the effective dimension of rows."""
-    return math.pow(shape.inputs, IMAGE if shape.image else 1.0)
+    if shape.image:
+        return math.pow(shape.inputs / shape.colours, IMAGE)
+    return float(shape.inputs)
 
 
 def right(margin: float, classes: int) -> float:

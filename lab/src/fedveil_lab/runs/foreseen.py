@@ -96,10 +96,12 @@ def shape_of(setup: Setup, side: object) -> Shape:
         weights = weighing(setup.config.local.class_weights)
     if isinstance(side, RecordDP) and side.unit == "record":
         rows = units
+    image = len(dataset.input_shape) == 3
     return Shape(
         classes=dataset.classes or 0,
         inputs=math.prod(dataset.input_shape),
-        image=len(dataset.input_shape) == 3,
+        image=image,
+        colours=dataset.input_shape[0] if image else 1,
         units=units,
         rows=rows / units,
         held_out=max(1.0, rows * held / (1 - held)),
