@@ -109,7 +109,8 @@ class SGACentral(AroundRule):
             if state.directions is not None:
                 centres = state.directions
             directions = cluster_means(clipped, centres)[0]
-        sigma = math.sqrt(sum(s * s for s in sigmas)) / len(sigmas)  # of their mean
+        squares = [sigma * sigma for sigma in sigmas]
+        sigma = math.sqrt(sum(squares)) / len(sigmas)  # of their mean
         why = Heuristic("the noise's size depends on the clients' unprotected updates")
         report = {
             **combined.report,

@@ -57,7 +57,9 @@ def load_fed_heart(*, scale: str = "public") -> DataSet:
     path = locate("fed-heart", file, FED_HEART.official)
     try:
         table = pandas_module().read_csv(path, usecols=list(NEEDED))
-        columns = {c: table[c].astype(str if c == "centre" else float) for c in NEEDED}
+        columns = {"centre": table["centre"].astype(str)}
+        for name in NEEDED[1:]:
+            columns[name] = table[name].astype(float)
     except (OSError, ValueError) as error:
         accepted = f"its file {file} cannot be used ({error}); it needs {FED_HEART.official}"
         raise FieldError("data.name", "fed-heart", accepted) from error
@@ -65,8 +67,13 @@ def load_fed_heart(*, scale: str = "public") -> DataSet:
     table = table.dropna()
     numbers = [(table[name] - centre) / spread for name, (centre, spread) in SCALES.items()]
     flags = [table[name] for name in FLAGS]
-    codes = [table[name] == code for name, known in CODES.items() for code in known]
+    codes = []
+    for name, known in CODES.items():
+        codes += [table[name] == code for code in known]
     inputs = [np.asarray(column, dtype=np.float32) for column in (*numbers, *flags, *codes)]
+    local: tuple[int, ...] = ()
+    if scale == "hospital":
+        local = tuple(range(len(inputs)))
     owner, owners = natural_clients("centre", table["centre"].to_numpy(dtype=np.str_), len(table))
     return DataSet(
         name="fed-heart",
@@ -76,7 +83,7 @@ def load_fed_heart(*, scale: str = "public") -> DataSet:
         class_names=("well", "ill"),
         owner=owner,
         owners=owners,
-        local_columns=tuple(range(len(inputs))) if scale == "hospital" else (),
+        local_columns=local,
         note="740 of the 920 patients, as FLamby keeps them; a cholesterol of 0 means missing.",
         licence=FED_HEART.licence,
     )

@@ -92,7 +92,9 @@ def load_readmission(*, person: str = "", most: int = 0, part: str = "") -> Data
     table = table[~table["discharge_disposition_id"].isin(GONE)]
     if part:
         tuning = table["patient_nbr"].isin(tuning_patients(table["patient_nbr"].unique()))
-        table = table[tuning if part == "tuning" else ~tuning]
+        if part == "rest":
+            tuning = ~tuning
+        table = table[tuning]
     if most:
         table = table[table.groupby("patient_nbr").cumcount() < most]
     x = np.stack(columns_of(table), axis=1)
@@ -128,10 +130,12 @@ def columns_of(table: Any) -> list[Any]:
     found = [(decade - 60) / 15]
     found += [(numbers(name) - centre) / spread for name, (centre, spread) in NUMBERS.items()]
     found += [np.minimum(numbers(name), MOST_VISITS) / MOST_VISITS for name in VISITS]
-    found += [(table[name] == code).to_numpy() for name, codes in CODES.items() for code in codes]
+    for name, codes in CODES.items():
+        found += [(table[name] == code).to_numpy() for code in codes]
     chapter = (
         table["diag_1"].str.extract(r"^(\d+)", expand=False).fillna("0").to_numpy(dtype=np.int64)
     )
     for ranges in CHAPTERS.values():
-        found.append(np.any([(low <= chapter) & (chapter <= high) for low, high in ranges], axis=0))
+        held = [(low <= chapter) & (chapter <= high) for low, high in ranges]
+        found.append(np.any(held, axis=0))
     return [np.asarray(one, dtype=np.float32) for one in found]

@@ -148,14 +148,18 @@ def _coefficients(images: Tensor, height: int, width: int) -> Tensor:
 def _filters(height: int, width: int) -> tuple[Tensor, list[list[Tensor]]]:
     """Return what averages and thins, [height * width, places], and spectra of the wavelets by scale and direction."""
     kernel = _gabor(height, width, 0.8 * 2 ** (SCALES - 1), 0.0, 0.0, 1.0).real
-    rows, columns = (range(MARGIN, size - MARGIN, STRIDE) for size in (height, width))
-    places = [np.roll(kernel, (row, column), (0, 1)).ravel() for row in rows for column in columns]
+    places = []
+    for row in range(MARGIN, height - MARGIN, STRIDE):
+        for column in range(MARGIN, width - MARGIN, STRIDE):
+            places.append(np.roll(kernel, (row, column), (0, 1)).ravel())
     average = torch.from_numpy(np.stack(places, axis=1).astype(np.float32))
-    angles = [(DIRECTIONS // 2 - 1 - k) * np.pi / DIRECTIONS for k in range(DIRECTIONS)]
-    wavelets = [
-        [_spectrum(_morlet(height, width, scale, angle)) for angle in angles]
-        for scale in range(SCALES)
-    ]
+    wavelets = []
+    for scale in range(SCALES):
+        turned = []
+        for k in range(DIRECTIONS):
+            angle = (DIRECTIONS // 2 - 1 - k) * np.pi / DIRECTIONS
+            turned.append(_spectrum(_morlet(height, width, scale, angle)))
+        wavelets.append(turned)
     return average, wavelets
 
 
@@ -200,9 +204,8 @@ def scattered(dataset: DataSet, count: int, groups: int = 0) -> DataSet:
     With `groups` they are those of `standardised`, otherwise `count` of `features_of`.
     """
     assert dataset.test_x is not None
-    x, test_x = (
-        _cached(dataset.name, half[:, 0], count, groups) for half in (dataset.x, dataset.test_x)
-    )
+    x = _cached(dataset.name, dataset.x[:, 0], count, groups)
+    test_x = _cached(dataset.name, dataset.test_x[:, 0], count, groups)
     return replace(dataset, x=x, test_x=test_x)
 
 
@@ -212,13 +215,18 @@ def _cached(name: str, images: Tensor, count: int, groups: int) -> Tensor:
     A checksum of the images is part of the copy's name, so that other images have another copy.
     """
     checksum = hashlib.sha256(images.contiguous().numpy().tobytes()).hexdigest()[:12]
-    kind = f"groups-{groups}" if groups else f"{count}"
-    path = cache_folder() / f"{name}-scattering-{VERSION}-{kind}-{checksum}.npy"
     height, width = images.shape[1:]
-    columns = MAPS * (height // STRIDE) * (width // STRIDE) if groups else count
+    kind, columns = f"{count}", count
+    if groups:
+        kind = f"groups-{groups}"
+        columns = MAPS * (height // STRIDE) * (width // STRIDE)
+    path = cache_folder() / f"{name}-scattering-{VERSION}-{kind}-{checksum}.npy"
     stored = _read(path, (len(images), columns))
     if stored is None:
-        found = standardised(images, groups) if groups else features_of(images, count)
+        if groups:
+            found = standardised(images, groups)
+        else:
+            found = features_of(images, count)
         stored = found.numpy()
         with suppress(OSError):  # without a cache they are computed again
             _write(path, stored)
@@ -227,11 +235,12 @@ def _cached(name: str, images: Tensor, count: int, groups: int) -> Tensor:
 
 def _read(path: Path, shape: tuple[int, int]) -> NDArray[Any] | None:
     try:
-        stored = np.load(path, allow_pickle=False)
+        stored: NDArray[Any] = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    whole = stored.shape == shape and stored.dtype == np.float32
-    return stored if whole else None
+    if stored.shape != shape or stored.dtype != np.float32:
+        return None
+    return stored
 
 
 def _write(path: Path, features: NDArray[Any]) -> None:

@@ -32,8 +32,8 @@ class OnHeldOut(measures.Divergence):
     def examples(self) -> Examples:
         """Held-out examples of all clients."""
         dealt = deal_out(self.full.data, self.full.seed)
-        held = zip(*(held_out(c) for c in dealt.clients if c.test_x is not None), strict=True)
-        x, y = map(torch.cat, held)
+        held = [held_out(client) for client in dealt.clients if client.test_x is not None]
+        x, y = map(torch.cat, zip(*held, strict=True))
         return Examples(x, y, dealt.dataset.classes)
 
 
@@ -44,7 +44,10 @@ def data_difference(outcome: Outcome) -> float:
     for client in dealt.clients:
         counts = client.y.bincount(minlength=dealt.dataset.classes).double()
         shares.append(counts / counts.sum())
-    return fmean(float((one - other).abs().sum() / 2) for one, other in combinations(shares, 2))
+    apart = []
+    for one, other in combinations(shares, 2):
+        apart.append(float((one - other).abs().sum() / 2))
+    return fmean(apart)
 
 
 @study.measure("follows the data")

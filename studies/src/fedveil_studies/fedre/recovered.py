@@ -55,10 +55,10 @@ def figures_of(recovered: Sequence[Recovered]) -> dict[str, float]:
     units = [
         region_and_rest(r.original, r.reconstruction, r.mask, data_range=1.0) for r in recovered
     ]
-    return {
-        **{name: fmean(float(unit[name]) for unit in units) for name in MEASURED},
-        **legibility(recovered),
-    }
+    figures = {}
+    for name in MEASURED:
+        figures[name] = fmean([float(unit[name]) for unit in units])
+    return figures | legibility(recovered)
 
 
 def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:
@@ -67,10 +67,13 @@ def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:
     ``"legible"`` is the share that came back, ``"blind"`` the share that naming the commonest glyph would reach,
     ``"glyphs"`` their number.
     """
-    originals = [one.original for one in recovered]
-    masks = [one.mask for one in recovered]
+    originals, masks, reconstructions = [], [], []
+    for one in recovered:
+        originals.append(one.original)
+        masks.append(one.mask)
+        reconstructions.append(one.reconstruction)
     true = glyphs_of(originals, originals, masks)
-    found = glyphs_of([one.reconstruction for one in recovered], originals, masks)
+    found = glyphs_of(reconstructions, originals, masks)
     reading = read_off(found, true)
     return {
         "legible": reading.share,

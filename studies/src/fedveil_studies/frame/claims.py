@@ -32,28 +32,35 @@ def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Claim:
     """Judge a claim on one group of runs, or on an audit."""
     study, on_audits = evidence.study, claim.expect in evidence.study.audits
     rule: Judge = {**JUDGES, **study.judges, **study.audits}[claim.expect]
-    rows = tuple(_with_seeds(row, study.described.seeds_of(claim)) for row in rule(claim, evidence))
-    return Claim(
-        claim, evidence.title, rows, claim.pooled and claim.expect != "alike" and not on_audits
-    )
+    enough = partial(_with_seeds, seeds=study.described.seeds_of(claim))
+    rows = tuple(map(enough, rule(claim, evidence)))
+    pooled = claim.pooled and claim.expect != "alike" and not on_audits
+    return Claim(claim, evidence.title, rows, pooled)
 
 
 def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Claim, list[Claim]]:
     """Judge a claim on the group nearest to the paper that has its runs; also return the other groups' judgements."""
-    order = {title: i for i, title in enumerate(every[0].study.described.judged_on)}
-    groups = sorted(every, key=lambda group: order.get(group.title, len(order)))
-    judged = [judge(claim, group) for group in groups]
-    with_runs = [found for found in judged if found.with_runs]
-    most = max(judged, key=attrgetter("with_runs"))
-    first = next((found for found in with_runs if found.enough), most)
-    return first, [found for found in with_runs if found is not first]
+    order = list(every[0].study.described.judged_on)
+
+    def place(group: Evidence) -> int:
+        if group.title in order:
+            return order.index(group.title)
+        return len(order)
+
+    judged = list(map(partial(judge, claim), sorted(every, key=place)))
+    first = max(judged, key=attrgetter("with_runs"))
+    for found in judged:
+        if found.with_runs and found.enough:
+            first = found
+            break
+    return first, [found for found in judged if found.with_runs and found is not first]
 
 
 def promised(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """Test whether runs of the first setting promise anything."""
     runs = [run for run in evidence.runs if run.setting == claim.first and run.guarantee != "none"]
     if runs:
-        none = sum(run.guarantee.startswith(HEURISTIC) for run in runs)
+        none = len([run for run in runs if run.guarantee.startswith(HEURISTIC)])
         verdict = CANNOT_TELL
         if none == 0:
             verdict = HOLDS
@@ -93,8 +100,8 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
     described = study.described
     shown = {row for t, row, _, f in study.published if (t, f) == (table, figure)}
     if shown:
-        place = {label: i for i, label in enumerate(study.labels)}
-        rows = sorted(shown, key=lambda row: (place.get(row, len(place)), row))
+        rows = [label for label in study.labels if label in shown]
+        rows += sorted(shown - set(rows))
     else:
         rows = list(map(study.label, described.tables[table].rows)) or list(study.labels)
     about = list(claim.rows or rows)
@@ -219,7 +226,8 @@ JUDGES: Mapping[str, Judge] = {
 def _compared(
     claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: str, decide: Decide
 ) -> Row:
-    ours, other = (evidence.at(table, row, setting, figure) for setting in claim.settings)
+    first, second = claim.settings
+    ours, other = evidence.at(table, row, first, figure), evidence.at(table, row, second, figure)
     learned = evidence.study.described.learned
     where, name = learned.figures.get(table, (table, "accuracy"))
     accuracies = [evidence.at(where, row, setting, name) for setting in claim.settings]

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +112,18 @@ class Pages:
         """Write ``tables.md``, ``cells.json`` and, for a study with claims, ``claims.md``; return their paths."""
         study = self._whole()
         finished = self._finished(study, Selection(tuple(study.tables), tuple(study.figures)))
-        outcomes = sorted(finished.values(), key=lambda o: o.cell.folder)
-        seeds = sorted({int(o.summary.values["seed"]) for o in outcomes})
-        data = ", ".join(sorted({str(o.summary.values["data"]["name"]) for o in outcomes}))
-        head, old = provenance(data, seeds), self._old()
-        made = [self._made(_line(outcome), old, head["commit"]) for outcome in outcomes]
-        lines = self._kept(old, {line["run"] for line in made})
-        lines |= {line["folder"]: line for line in made}
+        outcomes = sorted(finished.values(), key=attrgetter("cell.folder"))
+        seeds, names = set[int](), set[str]()
+        for outcome in outcomes:
+            seeds.add(int(outcome.summary.values["seed"]))
+            names.add(str(outcome.summary.values["data"]["name"]))
+        head, old = provenance(", ".join(sorted(names)), sorted(seeds)), self._old()
+        made, runs = {}, set[str]()
+        for outcome in outcomes:
+            line = self._made(_line(outcome), old, head["commit"])
+            made[line["folder"]] = line
+            runs.add(line["run"])
+        lines = self._kept(old, runs) | made
         cells = [lines[folder] for folder in sorted(lines)]
         written = [
             self._write(self.folder / TABLES, tables_page(self.folder, study.study)),
@@ -220,7 +226,10 @@ def _with_written(results: Sequence[Result], path: Path) -> list[Result]:
     kept = []
     for result in results:
         old = written.get((result.row, result.setting, result.figure), result)
-        kept.append(old if len(old.values) > len(result.values) else result)
+        if len(old.values) > len(result.values):
+            kept.append(old)
+        else:
+            kept.append(result)
     return kept
 
 

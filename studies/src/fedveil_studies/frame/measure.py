@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, stdev
 from typing import Any, Self
 
@@ -46,14 +47,15 @@ class PlannedFigure:
     @property
     def cells(self) -> list[Cell]:
         """Cells of all repetitions."""
-        return [cell for cells in self.runs.values() for cell in cells]
+        return list(chain.from_iterable(self.runs.values()))
 
     def done(self, finished: Mapping[str, Outcome]) -> dict[tuple[int, int], list[Outcome]]:
         """Outcomes by seed and draw, where all cells are finished, by key."""
         done = {}
         for repetition, cells in self.runs.items():
-            if all(cell.key in finished for cell in cells):
-                done[repetition] = [finished[cell.key] for cell in cells]
+            outcomes = [finished[cell.key] for cell in cells if cell.key in finished]
+            if len(outcomes) == len(cells):
+                done[repetition] = outcomes
         return done
 
 
@@ -61,11 +63,15 @@ def measured(one: PlannedFigure, finished: Mapping[str, Outcome]) -> Result:
     """Measure a figure on its finished cells, given by key."""
     whole = one.done(finished)
     finite: dict[tuple[int, int], Value] = {}
+    values, seeds, draws = list[float](), list[int](), list[int]()
     firsts, folders, numerics, guarantee = list[Summary](), list[str](), set[str](), ""
     for repetition, outcomes in whole.items():
         figure = one.measure(outcomes)
         if math.isfinite(figure.value):
             finite[repetition] = figure
+            values.append(figure.value)
+            seeds.append(repetition[0])
+            draws.append(repetition[1])
         firsts.append(outcomes[0].summary)
         for outcome in outcomes:
             numerics.add(str(outcome.summary.values.get("numerics", 1)))
@@ -79,9 +85,9 @@ def measured(one: PlannedFigure, finished: Mapping[str, Outcome]) -> Result:
         setting=one.setting,
         figure=one.figure,
         published=one.published,
-        values=tuple(value.value for value in finite.values()),
-        seeds=tuple(seed for seed, _ in finite),
-        draws=tuple(draw for _, draw in finite),
+        values=tuple(values),
+        seeds=tuple(seeds),
+        draws=tuple(draws),
         value=value,
         deviation=deviation,
         low=low,
@@ -101,16 +107,23 @@ def _noise(summaries: Sequence[Summary]) -> dict[str, float]:
     """Means over the runs that had noise."""
     means = {}
     for name in ("sigma", "distance", "noise_to_clip"):
-        known = [summary.noise(name) for summary in summaries]
-        values = [value for value in known if value is not None]
+        values = []
+        for summary in summaries:
+            value = summary.noise(name)
+            if value is not None:
+                values.append(value)
         if values:
             means[name] = fmean(values)
     return means
 
 
 def _chance(summaries: Sequence[Summary]) -> float | None:
-    known = [summary.values["data"].get("largest_class") for summary in summaries]
-    return max((share for share in known if share is not None), default=None)
+    shares = list[float]()
+    for summary in summaries:
+        share = summary.values["data"].get("largest_class")
+        if share is not None:
+            shares.append(share)
+    return max(shares, default=None)
 
 
 def _summed_up(

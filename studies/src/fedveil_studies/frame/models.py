@@ -127,19 +127,22 @@ def validated(outcome: Outcome) -> Validated:
     layout = Layout.from_module(module)
     models = torch.stack(_states(outcome, module))
     choices = choose_each(module, layout, models, clients, config.local.loss)
-    chosen = [index if isinstance(index, int) else 0 for index in choices]
+    chosen = []
+    followers: dict[int, list[int]] = {}  # clients by the model that they chose
+    for i, choice in enumerate(choices):
+        index = 0
+        if isinstance(choice, int):
+            index = choice
+        chosen.append(index)
+        followers.setdefault(index, []).append(i)
     predictions: dict[int, Tensor] = {}
-    for j, model in enumerate(models):
-        own = [i for i, c in enumerate(chosen) if c == j]
-        if own:
-            together = predict(module, layout, model, torch.cat([clients[i].x for i in own]))
-            predictions |= zip(
-                own, torch.split(together, [clients[i].examples for i in own]), strict=True
-            )
+    for index, own in followers.items():
+        together = predict(module, layout, models[index], torch.cat([clients[i].x for i in own]))
+        examples = [clients[i].examples for i in own]
+        predictions |= zip(own, torch.split(together, examples), strict=True)
     losses = client_losses(module, layout, models, clients, config.local.loss)
-    return Validated(
-        dataset, clients, models, losses, chosen, [predictions[i] for i in range(len(clients))]
-    )
+    in_order = [predictions[i] for i in range(len(clients))]
+    return Validated(dataset, clients, models, losses, chosen, in_order)
 
 
 def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:
@@ -157,9 +160,8 @@ def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:
         parts = [f"hypothesis.{j}." for j in range(k)] or [""]
         states = []
         for part in parts:
-            module.load_state_dict(
-                {n.removeprefix(part): v for n, v in arrays.items() if n.startswith(part)}
-            )
+            own = {n.removeprefix(part): v for n, v in arrays.items() if n.startswith(part)}
+            module.load_state_dict(own)
             states.append(layout.read(module))
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise damaged("model", path, error, remedy(outcome.folder)) from error

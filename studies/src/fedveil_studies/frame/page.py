@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -50,7 +51,12 @@ def claims_page(folder: Path, study: Study) -> str:
     """
     spec = study.described
     every = read_evidence(folder, study) or [Evidence(study, next(iter(spec.scales)))]
-    judged = [best_of(claim, every) for claim in spec.claims if claim.expect not in study.audits]
+    judged, on_audits = [], []
+    for claim_of in spec.claims:
+        if claim_of.expect in study.audits:
+            on_audits.append(claim_of)
+        else:
+            judged.append(best_of(claim_of, every))
     lines = [
         f"# {study.name}: what the paper claims, and what was found",
         "",
@@ -69,8 +75,10 @@ def claims_page(folder: Path, study: Study) -> str:
         "*Other runs*: verdicts of the other groups.",
         "",
     ]
-    if spec.statements:
-        statements = [f"**{name}** {text}" for name, text in spec.statements.items()]
+    statements = []
+    for name, text in spec.statements.items():
+        statements.append(f"**{name}** {text}")
+    if statements:
         lines += [f"{'; '.join(statements)}.", ""]
     for evidence in every:
         numerics = versions_of(evidence.results.values())
@@ -88,13 +96,13 @@ def claims_page(folder: Path, study: Study) -> str:
     for title, rows in (("What the paper claims", asked), ("Questions of ours", ours)):
         if rows:
             lines += Table(HEADER, rows, title).markdown()
-    on_audits = [claim for claim in spec.claims if claim.expect in study.audits]
     if on_audits:
         lines += _audited(on_audits, read_audits(folder, study))
     lines += _row_by_row(study, judged)
     lines += _noise(every)
     more = _missing(judged, every) + _undecided(judged, every)
-    more += [f"* {one}" for one in spec.open]
+    for question in spec.open:
+        more.append(f"* {question}")
     lines += ["## Runs that would tell more", "", *(more or ["* none"])]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -128,7 +136,10 @@ def _claim_row(claim: Claim, others: Sequence[Claim]) -> list[str]:
 
 def _printed(claim: Claim) -> str:
     """Mean of the paper's printed differences, as text."""
-    printed = [row.printed for row in claim.rows if row.printed is not None]
+    printed = []
+    for row in claim.rows:
+        if row.printed is not None:
+            printed.append(row.printed)
     if not printed:
         return NOTHING
     mean = fmean(printed)
@@ -151,14 +162,9 @@ def _audited(claims: Sequence[ClaimOf], audits: Sequence[Audited]) -> list[str]:
         "Data, first model, training and noise are new in each run; the bootstrap is over runs, thresholds come from "
         "other runs, and several attacks share the 5% between them."
     )
-    header = ("answers", "claim", *(audit.title for audit in audits))
-    return [
-        *Table(
-            header, rows, "On independent runs with and without a client, with our own attackers"
-        ).markdown(),
-        note,
-        "",
-    ]
+    header = ["answers", "claim", *map(attrgetter("title"), audits)]
+    title = "On independent runs with and without a client, with our own attackers"
+    return [*Table(header, rows, title).markdown(), note, ""]
 
 
 def _in_short(row: Row) -> str:
@@ -188,7 +194,10 @@ def _row_by_row(study: Study, judged: Sequence[Judged]) -> list[str]:
             every = [row for row in found.rows if row.column in columns]
             crowded = len({row.column for row in every}) < len(every)
             for row in every:
-                said = by_label.setdefault(row.label if crowded else "", {})
+                label = ""
+                if crowded:
+                    label = row.label
+                said = by_label.setdefault(label, {})
                 said[row.column] = f"{MARKS[row.verdict]} {row.why or row.text}"
             if found is not first and len(by_label) > 2:
                 continue
@@ -220,7 +229,8 @@ def _noise(every: Sequence[Evidence]) -> list[str]:
             if len(plain) == 1 and abs(sigma / plain[0] - 1) > MATCHED:
                 by_table.setdefault(table, {})[row] = (distance, sigma / plain[0])
         seen: set[tuple[str, tuple[float, float]]] = set()
-        for table, by_row in sorted(by_table.items(), key=lambda one: (-len(one[1]), one[0])):
+        by_name = sorted(by_table.items())
+        for table, by_row in sorted(by_name, key=_many_first):
             if not seen >= set(by_row.items()):
                 seen |= set(by_row.items())
                 columns = zip(*by_row.values(), strict=True)
@@ -249,6 +259,10 @@ def _missing(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
         if tables:
             lines.append(f"* `{group.command(tables, seeds)}`: no runs, or too few")
     return lines
+
+
+def _many_first(table: tuple[str, Sized]) -> int:
+    return -len(table[1])
 
 
 def _tables(claim: Claim) -> tuple[str, ...]:

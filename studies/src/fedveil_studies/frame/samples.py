@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from fedveil.data import DataSet, load
 from fedveil.errors import FieldError
 from fedveil_studies.frame.reproduction import Reproduction
@@ -48,8 +50,8 @@ def sample_figure(dataset: DataSet) -> "Figure":
     names = dataset.class_names or tuple(map(str, range(dataset.classes)))
     places = [(dataset.y == label).nonzero().flatten()[:EACH] for label in range(dataset.classes)]
     shown = [dataset.x[place] for place in places]
-    low = min(float(images.min()) for images in shown if len(images))
-    high = max(float(images.max()) for images in shown if len(images))
+    every = torch.cat(shown)
+    low, high = float(every.min()), float(every.max())
     figure = Figure(figsize=(INCH * len(names), INCH * EACH), layout="constrained")
     axes = figure.subplots(EACH, len(names), squeeze=False)
     for column, (name, images) in enumerate(zip(names, shown, strict=True)):

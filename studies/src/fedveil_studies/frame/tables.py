@@ -1,5 +1,6 @@
 """Tables of a study: our figures beside the published ones, its contents, and the needed runs."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
@@ -13,33 +14,39 @@ FIRST = ("1",)  # of files that do not name a version of the arithmetic
 
 def result_table(title: str, results: Sequence[Result], study: Study) -> Table:
     """Make a table with a line per figure: ours, its interval, the paper's, the difference, and the added noise."""
-    words: dict[str, list[str]] = {
-        study.described.row_name: [r.row for r in results],
-        "setting": [study.settings.get(r.setting, r.setting) for r in results],
-    }
-    if len({r.figure for r in results}) > 1:
-        words["figure"] = [r.figure for r in results]
-    numbers = {
-        "ours": [_number(r.value) for r in results],
-        "interval or deviation": list(map(_spread, results)),
-    }
-    if any(r.between_draws is not None and len(set(r.seeds)) > 1 for r in results):
-        numbers["± over draws"] = [_number(r.between_draws) for r in results]
-    if any(r.published for r in results):
-        numbers["paper"] = [_printed(r.published) for r in results]
-        numbers["ours - paper"] = [_number(r.difference, "+") for r in results]
-    if any(r.noise for r in results):
-        numbers["d"] = [shown(r.noise.get("distance"), ".3g") for r in results]
-        numbers["noise/clip"] = [shown(r.noise.get("noise_to_clip"), ".3g") for r in results]
+    columns = defaultdict[str, list[str]](list)
+    filled = {study.described.row_name, "setting", "ours", "interval or deviation"}
     table = title.partition(":")[0]
-    for name, label in study.described.absent.items():
-        places = [(f"{table}-{name}", r.row, r.setting, r.figure) for r in results]
-        column = list(map(study.published.get, places))
-        if any(column):
-            numbers[f"paper, {label}"] = list(map(_printed, column))
-    columns = words | numbers
+    for r in results:
+        columns[study.described.row_name].append(r.row)
+        columns["setting"].append(study.settings.get(r.setting, r.setting))
+        columns["figure"].append(r.figure)
+        columns["ours"].append(_number(r.value))
+        columns["interval or deviation"].append(_spread(r))
+        columns["± over draws"].append(_number(r.between_draws))
+        columns["paper"].append(_printed(r.published))
+        columns["ours - paper"].append(_number(r.difference, "+"))
+        columns["d"].append(shown(r.noise.get("distance"), ".3g"))
+        columns["noise/clip"].append(shown(r.noise.get("noise_to_clip"), ".3g"))
+        if r.figure != results[0].figure:
+            filled.add("figure")
+        if r.between_draws is not None and len(set(r.seeds)) > 1:
+            filled.add("± over draws")
+        if r.published:
+            filled.update(("paper", "ours - paper"))
+        if r.noise:
+            filled.update(("d", "noise/clip"))
+        for name, label in study.described.absent.items():
+            other = study.published.get((f"{table}-{name}", r.row, r.setting, r.figure))
+            columns[f"paper, {label}"].append(_printed(other))
+            if other:
+                filled.add(f"paper, {label}")
+    for name in columns.keys() - filled:
+        del columns[name]
+    words = (study.described.row_name, "setting", "figure")
+    numbers = [name for name in columns if name not in words]
     rows = list(zip(*columns.values(), strict=True))
-    return Table(list(columns), rows, title, list(numbers), notes=result_notes(results, study))
+    return Table(list(columns), rows, title, numbers, notes=result_notes(results, study))
 
 
 def versions_of(results: Iterable[Result]) -> list[str]:
@@ -53,19 +60,21 @@ def versions_of(results: Iterable[Result]) -> list[str]:
 
 def result_notes(results: Sequence[Result], study: Study) -> list[str]:
     """Write what intervals and deviations are over, what the runs promise, and what is missing."""
-    spread = (r.over for r in results if r.low is not None or r.deviation is not None)
-    notes = [f"interval or deviation over {over}" for over in dict.fromkeys(spread) if over]
+    over: dict[str, None] = {}
     promises: dict[tuple[str, str], dict[str, None]] = {}
     missing: dict[str, None] = {}
     undefined = []
     for r in results:
         setting = study.settings.get(r.setting, r.setting)
+        if r.over and (r.low is not None or r.deviation is not None):
+            over[f"interval or deviation over {r.over}"] = None
         if r.guarantee and r.setting != "vanilla":
             promises.setdefault((setting, r.guarantee), {})[r.row] = None
         missing |= dict.fromkeys(r.missing)
         if r.undefined:
             place = f"{r.row}, {setting}, {r.figure}"
             undefined.append(f"{place}: no finite number in {r.undefined} runs, left out")
+    notes = list(over)
     for (setting, text), rows in promises.items():
         notes.append(f"{setting}, {', '.join(rows)}: {text}")
     if missing:
@@ -93,8 +102,11 @@ def studies_table(studies: Mapping[str, Study]) -> Table:
 def contents_tables(study: Study) -> list[Table]:
     """Make tables of a study's contents: tables and figures, rows, readings and scales."""
     spec = study.described
-    every = [("--table", n, c.title) for n, c in spec.tables.items()]
-    every += [("--figure", number, title) for number, title in study.figures.items()]
+    every = []
+    for number, contents in spec.tables.items():
+        every.append(("--table", number, contents.title))
+    for number, title in study.figures.items():
+        every.append(("--figure", number, title))
     titles = Table(("", "number", "what it shows"), every, wraps=("what it shows",))
     changed = []
     for name, row in spec.rows.items():
@@ -138,10 +150,16 @@ def cost(cells: Sequence[Cell], store: Store, recorded: Mapping[str, float | Non
     recorded : mapping of str to float or None
         Seconds of one core by a cell's key, as `Reproduction.seconds` gives them.
     """
-    waiting = [cell for cell in cells if store.find(cell) is None]
+    waiting, known = [], list[float]()
+    for cell in cells:
+        if store.find(cell) is not None:
+            continue
+        waiting.append(cell)
+        seconds = recorded.get(cell.key)
+        if seconds is not None:
+            known.append(seconds)
     if not waiting:
         return []
-    known = [seconds for cell in waiting if (seconds := recorded.get(cell.key)) is not None]
     text = f"{len(waiting)} of {len(cells)} runs are to be made"
     if not known:
         return [f"{text}; how long such runs take is not recorded"]
@@ -162,7 +180,8 @@ def _plain(value: object) -> str:
         return str(value)
     others = dict(value)
     words = [str(others.pop("name", ""))]
-    words += [f"{key} {other}" for key, other in others.items()]
+    for key, other in others.items():
+        words.append(f"{key} {other}")
     return " ".join(words).strip()
 
 

@@ -68,7 +68,9 @@ class SingleDigits:
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Play the inversion game once, after the first round."""
         values: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
-        for attack, model in CASES.items() if seen.broadcast.public.round == 1 else ():
+        if seen.broadcast.public.round != 1:
+            return values
+        for attack, model in CASES.items():
             config = parse(_playing(self._full, WRITERS, model=model))
             game = InversionGame(config, attacks=(attack,), replicates=WRITERS)
             for verdict in game.judge(Store(None).run(game.cells())).verdicts:
@@ -104,7 +106,9 @@ class Law:
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Play the inversion game once, after the first round."""
         values: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
-        for case in DENSE if seen.broadcast.public.round == 1 else ():
+        if seen.broadcast.public.round != 1:
+            return values
+        for case in DENSE:
             model = {"name": "mlp", "hidden": [int(width) for width in case.split("x")]}
             config = parse(_playing(self._full, self.writers, model=model))
             game = InversionGame(config, attacks=("analytic",), replicates=self.writers)
@@ -116,12 +120,9 @@ class Law:
                 [verdict] = [one for one in audit.verdicts if one.setting == f"nu = {nu:g}"]
                 felt = math.sqrt(verdict.details["mse"] / float(images.square().mean()))
                 law = nu * math.sqrt(images[0].numel() / size)
-                for what, value in (
-                    ("law", law),
-                    ("felt", felt),
-                    ("identified", verdict.details["identified"]),
-                ):
-                    values[f"{case} {what} {nu:g}"] = value
+                values[f"{case} law {nu:g}"] = law
+                values[f"{case} felt {nu:g}"] = felt
+                values[f"{case} identified {nu:g}"] = verdict.details["identified"]
         return values
 
 

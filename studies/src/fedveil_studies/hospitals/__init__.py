@@ -11,5 +11,9 @@ study = Study.of(__name__)
 @study.curve("over the hospitals")
 def over_the_hospitals(outcomes: Sequence[Outcome], name: str) -> Curve:
     """Accuracy after the last round against the number of clients."""
-    values = [outcome.summary.values for outcome in outcomes]
-    return Curve([v["clients"] for v in values], [v["metrics"]["accuracy"] for v in values])
+    clients, reached = [], []
+    for outcome in outcomes:
+        values = outcome.summary.values
+        clients.append(values["clients"])
+        reached.append(values["metrics"]["accuracy"])
+    return Curve(clients, reached)

@@ -61,7 +61,10 @@ def _refuse_another(folder: Path, games: "Mapping[str, PartyGame]") -> None:
     from fedveil.files import refuse_strangers
     from fedveil.reading import json_of
 
-    refuse_strangers(folder, [f"{name}{kind}" for name in PARTS for kind in (".json", ".md")])
+    known = []
+    for name in PARTS:
+        known += [f"{name}.json", f"{name}.md"]
+    refuse_strangers(folder, known)
     for name, game in games.items():
         file = folder / f"{name}.json"
         if not file.is_file():
@@ -106,9 +109,13 @@ def _keep(
     from fedveil_lab.runs.provenance import provenance
 
     folder.mkdir(parents=True, exist_ok=True)
-    seeds = {int(v.details["dimension"]) for v in verdicts if "dimension" in v.details}
+    seeds, told = set[int](), []
+    for verdict in verdicts:
+        told.append(verdict.to_dict())
+        if "dimension" in verdict.details:
+            seeds.add(int(verdict.details["dimension"]))
     record = {"provenance": provenance(data, sorted(seeds)), **game.question()}
-    record["verdicts"] = [verdict.to_dict() for verdict in verdicts]
+    record["verdicts"] = told
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     (folder / f"{name}.md").write_text("\n".join(table.markdown()).strip() + "\n")
     show([table], [f"written to {folder}: {name}.json, {name}.md"], whole=True)
@@ -172,7 +179,10 @@ def _canaries(game: "PartyGame", folder: Path) -> None:
 
 
 def _largest_measured(verdict: "Verdict") -> str:
-    largest = max(
-        verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0
-    )
-    return f"{largest:.2f}, {'found' if verdict.details.get('broken') else 'not found'}"
+    largest = max(verdict.point, 0.0)
+    if verdict.figure.startswith("mu"):
+        largest = max(verdict.point, verdict.details["independent mu"])
+    found = "not found"
+    if verdict.details.get("broken"):
+        found = "found"
+    return f"{largest:.2f}, {found}"

@@ -49,20 +49,20 @@ class PartyGame(Unconfigured):
 
     @cached_property
     def _cells(self) -> list[Cell]:
-        return [
-            Cell(f"{self.name} {i}", self.config, make=partial(_summed, play))
-            for i, play in enumerate(self.plays)
-        ]
+        cells = []
+        for i, play in enumerate(self.plays):
+            cells.append(Cell(f"{self.name} {i}", self.config, make=partial(_summed, play)))
+        return cells
 
     def cells(self) -> list[Cell]:
         return self._cells
 
     def judge(self, finished: Finished) -> Judgement:
         """Collect the verdicts of all cells."""
-        summaries = (finished.outcomes[cell.key].summary for cell in self._cells)
-        return Judgement(
-            [verdict for summary in summaries for verdict in summary.values["verdicts"]]
-        )
+        verdicts = list[Verdict]()
+        for cell in self._cells:
+            verdicts += finished.outcomes[cell.key].summary.values["verdicts"]
+        return Judgement(verdicts)
 
 
 def _summed(play: Callable[[], list[Verdict]]) -> Summary:
@@ -72,7 +72,10 @@ def _summed(play: Callable[[], list[Verdict]]) -> Summary:
 def guarantees_game(runs: int, dimensions: Sequence[int] = DIMENSIONS) -> PartyGame:
     """Make the distinguishing game on every method's worst-case worlds, with `runs` runs each, half for the threshold."""
     require_count("--runs", runs, least=8)
-    plays = [partial(duel_verdicts, case, d, runs) for d in dimensions for case in cases(d)]
+    plays = []
+    for d in dimensions:
+        for case in cases(d):
+            plays.append(partial(duel_verdicts, case, d, runs))
     return PartyGame("distinguishing game", plays, {"runs": runs})
 
 
@@ -93,10 +96,11 @@ def canary_game(m: int) -> PartyGame:
 def duel(case: Duel, d: int, runs: int) -> GameResult:
     """Run both worlds at dimension d, each run with fresh parties and noise, and bound mu."""
     source = ReproducibleSource(d)
-    inside, outside = (
-        np.array([case.score(world(source.child(case.name, w, r))) for r in range(runs)])
-        for w, world in zip((1, 0), case.worlds, strict=True)
-    )
+    both = []
+    for w, world in zip((1, 0), case.worlds, strict=True):
+        scores = [case.score(world(source.child(case.name, w, r))) for r in range(runs)]
+        both.append(np.array(scores))
+    inside, outside = both
     return bound(inside, outside)
 
 
@@ -104,7 +108,9 @@ def held(case: Duel, result: GameResult) -> bool | None:
     """Whether the adversary proves no more than is claimed; None without a claim."""
     if case.claimed_mu is not None:
         return result.mu_lower <= case.claimed_mu
-    return None if case.claimed_epsilon is None else result.epsilon_lower <= case.claimed_epsilon
+    if case.claimed_epsilon is not None:
+        return result.epsilon_lower <= case.claimed_epsilon
+    return None
 
 
 def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:
@@ -116,6 +122,8 @@ def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:
         "epsilon at delta 0": result.epsilon_lower,
         "ceiling": result.ceiling,
     }
+    if kept is not None:
+        details["broken"] = float(not kept)
     return [
         Verdict.of(
             result.mu_lower,
@@ -125,7 +133,7 @@ def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:
             n=result.runs,
             replication="one run of the parties",
             threat="whoever sees what is handed over",
-            details=details if kept is None else details | {"broken": float(not kept)},
+            details=details,
             notes=[case.claim],
         )
     ]

@@ -59,10 +59,11 @@ def judged() -> Iterator[dict[str, Any]]:
 def of_app(line: Mapping[str, str]) -> float:
     """Return the epsilon of an app's noise over its rounds: sampled by records, and by nothing where clients are."""
     event = step_event(float(line["sigma"]) / float(line["clip"]), float(line["rate"]))
-    relation: Relation = "add/remove" if float(line["rate"]) < 1 else "zero-out"
-    return epsilon(
-        [(event, int(line["rounds"]) * int(line["steps"]))], float(line["delta"]), relation
-    )
+    steps = int(line["rounds"]) * int(line["steps"])
+    relation: Relation = "zero-out"
+    if float(line["rate"]) < 1:
+        relation = "add/remove"
+    return epsilon([(event, steps)], float(line["delta"]), relation)
 
 
 # Tramèr and Boneh 2021 on MNIST, by the commands of their README (ftramer/Handcrafted-DP at 6568e8f): shuffled batches,
@@ -76,7 +77,9 @@ LINES = {
 
 def of_digits(batch: float, noise: float, scaling: float) -> dict[str, float]:
     """Return the epsilon of 40 uses of a digit as Gaussians, and that of as many Poisson batches."""
-    before = [(step_event(scaling, 1.0), 2)] if scaling else []
+    before = []
+    if scaling:
+        before.append((step_event(scaling, 1.0), 2))
     steps = EPOCHS * int(DIGITS // batch)
     proven = epsilon([(step_event(noise, 1.0), EPOCHS), *before], DELTA, "zero-out")
     sampled = [(step_event(noise, batch / DIGITS), steps), *before]
@@ -90,10 +93,10 @@ def losses() -> dict[str, list[float]]:
     for line in csv.DictReader(text.splitlines()):
         if line["table"].startswith("heart"):
             found.setdefault(line["table"], []).append(float(line["value"]))
-    return {
-        table: [round(first - value, 6) for value in rest]
-        for table, (first, *rest) in found.items()
-    }
+    lost = {}
+    for table, (first, *rest) in found.items():
+        lost[table] = [round(first - value, 6) for value in rest]
+    return lost
 
 
 if __name__ == "__main__":

@@ -23,7 +23,11 @@ ENDS = (-1.0, 3.0)  # where the line without privacy begins and ends: epsilon .5
 def tuned_of(package: str, keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:
     """Read a study's tuned.csv, keyed by some of its columns."""
     text = (resources.files(package) / "tuned.csv").read_text(encoding="utf-8")
-    return {tuple(row[k] for k in keys): row for row in csv.DictReader(text.splitlines())}
+    rows = {}
+    for row in csv.DictReader(text.splitlines()):
+        place = tuple(map(row.__getitem__, keys))
+        rows[place] = row
+    return rows
 
 
 @study.adjust
@@ -31,13 +35,10 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     """Set rounds, clip and learning rate that were chosen for this scenario, trust model and epsilon."""
     privacy, scenario = values["privacy"], values["name"].split("-")[0]
     plain = privacy["method"] == "vanilla"
-    sum_ = (
-        "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])
-    )  # as much noise, the same line
-    line, known = (
-        (scenario, sum_, "" if plain else f"{privacy['epsilon']:g}"),
-        tuned_of(__name__, KEYS),
-    )
+    line, known = (scenario, "", ""), tuned_of(__name__, KEYS)
+    if not plain:  # a secure sum has as much noise as a trusted one, and the same line
+        sum_ = {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])
+        line = scenario, sum_, f"{privacy['epsilon']:g}"
     chosen = (
         known.get((*line, str(values["seed"]))) or known[*line, ""]
     )  # where public images choose, each split's own
@@ -70,16 +71,16 @@ def score_of_head(public: tuple[Tensor, Tensor], measured: tuple[Tensor, Tensor]
     head = LogisticRegressionCV(
         Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), use_legacy_attributes=False
     )
-    head.fit(*(part.numpy() for part in public))
-    return float(head.score(*(part.numpy() for part in measured)))
+    (x, y), (other_x, other_y) = public, measured
+    head.fit(x.numpy(), y.numpy())
+    return float(head.score(other_x.numpy(), other_y.numpy()))
 
 
 @study.curve("over epsilon")
 def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
     """Figure of the test half against log2 of the runs' total epsilon; a level line without privacy."""
-    return over_totals(
-        outcomes, figure, ENDS, (o.cell.config.privacy.options["epsilon"] for o in outcomes)
-    )
+    totals = [outcome.cell.config.privacy.options["epsilon"] for outcome in outcomes]
+    return over_totals(outcomes, figure, ENDS, totals)
 
 
 def over_totals(
@@ -89,4 +90,4 @@ def over_totals(
     values = [float(o.summary.values["test_metrics"][figure]) for o in outcomes]
     if outcomes[0].cell.config.privacy.method == "vanilla":
         return Curve(list(ends), [values[0]] * 2)
-    return Curve([math.log2(total) for total in totals], values)
+    return Curve(list(map(math.log2, totals)), values)

@@ -34,8 +34,10 @@ def tell_how_many(values: dict[str, Any], _scale: ScaleOf, _flags: frozenset[str
     counts = {
         "trimmed-mean": {"fraction": (f + 0.5) / n},
         "multi-krum": {"malicious": f, "selected": n - f},
+        "krum": {"malicious": f},
+        "bulyan": {"malicious": f},
     }
-    rule |= counts.get(rule["name"], {"malicious": f} if rule["name"] in ("krum", "bulyan") else {})
+    rule |= counts.get(rule["name"], {})
 
 
 @study.probe("selection")
@@ -128,10 +130,10 @@ def worst_of(outcomes: Sequence[Outcome]) -> float:
 def measured(outcomes: Sequence[Outcome], figure: str, attack: str) -> Value:
     """Success, recall, accuracy, or a figure of the rule's choice (NaN if the rule has none)."""
     outcome = under(outcomes, attack)
-    known = figure in ("success", "recall", "accuracy") or figure in outcome.rows[0].get(
-        "figures", {}
-    )
-    return Value(figure_of(outcome, figure) if known else math.nan)
+    usual = figure in ("success", "recall", "accuracy")
+    if not usual and figure not in outcome.rows[0].get("figures", {}):
+        return Value(math.nan)
+    return Value(figure_of(outcome, figure))
 
 
 @study.measure("worst accuracy")

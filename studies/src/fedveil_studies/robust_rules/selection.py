@@ -27,7 +27,8 @@ def rare_clients(clients: Sequence[ClientData], among: Collection[int], classes:
     counts = torch.stack([torch.bincount(c.y, minlength=classes).double() for c in clients])
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
     away = (shares - counts.sum(0) / counts.sum()).abs().sum(1)
-    farthest = sorted(among, key=lambda p: (-float(away[p]), p))
+    order = torch.argsort(away, descending=True, stable=True).tolist()
+    farthest = [partition for partition in order if partition in among]
     return sorted(farthest[: max(1, len(farthest) // 4)])
 
 
@@ -66,8 +67,11 @@ class SelectionProbe:
         if not self.says:
             return {}
         start, used = seen.broadcast.models[0], seen.record.round.used
-        sent = [model_of(seen.received[partition]) for partition in used]
-        models = [model for model in sent if model is not None]
+        models = []
+        for partition in used:
+            model = model_of(seen.received[partition])
+            if model is not None:
+                models.append(model)
         updates = torch.stack(models) - start
         own: Tensor | None = None
         if "public_update" in self.rule.needs and seen.federation.server.tutor is not None:
@@ -80,10 +84,14 @@ class SelectionProbe:
         assert shares is not None
         got = dict(zip(used, shares.tolist(), strict=True))
         honest = [p for p in seen.received if p not in self.malicious]
+        rare = [p for p in honest if p in self.rare]
+        theirs = 0.0
+        for p in self.malicious:
+            theirs += got.get(p, 0.0)
         return {
             "honest_rejected": _left_out(got, honest),
-            "rare_rejected": _left_out(got, [p for p in honest if p in self.rare]),
-            "malicious_share": sum(got.get(p, 0.0) for p in self.malicious),
+            "rare_rejected": _left_out(got, rare),
+            "malicious_share": theirs,
         }
 
 

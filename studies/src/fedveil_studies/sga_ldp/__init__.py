@@ -95,8 +95,11 @@ class Watch(WholeRun):
         """``membership``: AUC of the loss of the last model; shares of losses up to each of `LOSSES`, of both kinds."""
         if self._model is None:
             return {}
-        trained = [(client.x, client.y) for client in self._clients]
-        others = [held_out(client) for client in self._clients if client.test_x is not None]
+        trained, others = [], []
+        for client in self._clients:
+            trained.append((client.x, client.y))
+            if client.test_x is not None:
+                others.append(held_out(client))
         inside, outside = self._losses(trained), self._losses(others)
         concluded: dict[str, Any] = {"membership": auc(-inside, -outside)}
         for name, losses in (("members", inside), ("others", outside)):
@@ -196,7 +199,8 @@ class Trust(WholeRun):
         by_client = [torch.bincount(client.y, minlength=classes) for client in clients]
         counts = torch.stack(by_client).double()
         apart = (counts / counts.sum(1, keepdim=True) - counts.sum(0) / counts.sum()).abs().sum(1)
-        honest = sorted(set(range(len(clients))) - wrong, key=lambda p: float(apart[p]))
+        order = torch.argsort(apart, stable=True).tolist()
+        honest = [partition for partition in order if partition not in wrong]
         third = len(honest) // 3
         self._groups = dict(
             zip(GROUPS, (honest, sorted(wrong), honest[:third], honest[-third:]), strict=True)
