@@ -10,6 +10,7 @@ from fedveil_studies.frame import Choices, Reproduction
 from fedveil_studies.lite0 import study
 
 WAYS = ("head", "lora", "block")
+EACH = ["head", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])]
 pytestmark = pytest.mark.usefixtures("coarse")
 
 
@@ -22,7 +23,7 @@ def configs(planned, table):
     return [cell.config for m in planned.measurements(table) for cell in m.cells]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_images_and_persons_are_run_at_every_level_under_both_trust_models(planned, way):
     for table, unit in ((way, "record"), (f"{way}-person", "person")):
         found = set()
@@ -34,7 +35,7 @@ def test_images_and_persons_are_run_at_every_level_under_both_trust_models(plann
         assert found == {(s, e) for s in ("none", "trusted") for e in (8.0, 4.0, 1.0)}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_the_totals_planned_are_the_levels_whatever_the_rounds_and_rates(planned, way):
     for config in configs(planned, f"{way}-person"):
         side = config.privacy.build(config.aggregator).client
@@ -43,6 +44,7 @@ def test_the_totals_planned_are_the_levels_whatever_the_rounds_and_rates(planned
         assert StepFilter.within(event, level + 1e-6, 1e-5, "zero-out").steps >= config.rounds
 
 
+@pytest.mark.slow
 def test_all_but_the_cell_that_is_timed_keep_their_features(planned):
     for table in (*WAYS, *(f"{way}-person" for way in WAYS)):
         assert all(config.model.options["cached"] for config in configs(planned, table))
@@ -53,6 +55,7 @@ def test_all_but_the_cell_that_is_timed_keep_their_features(planned):
 
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason="needs fedveil-studies[lite0]")
 @pytest.mark.parametrize(("way", "numbers"), [("head", 10248), ("lora", 21512), ("block", 615688)])
+@pytest.mark.slow
 def test_each_way_trains_so_many_numbers(planned, way, numbers):
     from fedveil.layout import Layout
     from fedveil.learning import halves
