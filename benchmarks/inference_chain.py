@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.records import machine
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -32,6 +31,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 import fedveil as fv
+from benchmarks.records import machine
 from fedveil.accounting import model_of
 from fedveil.clipping import clip
 from fedveil.engines import Seen
