@@ -7,13 +7,16 @@ from importlib import import_module
 
 import pytest
 import torch
-from benchmarks import layers, page, regions, schedules
+from benchmarks import inference_chain, layers, page, regions, schedules
 from benchmarks.agreement import agreement
 from benchmarks.engines import load
 from benchmarks.targets import TARGETS, Target, drifted
 from benchmarks.timing import Case, Lap, interleave, ratios, summary
 from benchmarks.workloads import WORKLOADS
+from sklearn.datasets import load_digits
 from torch.nn import functional as F
+
+from fedveil.learning import ClientData
 
 
 def test_the_page_says_what_the_result_files_say() -> None:
@@ -185,3 +188,22 @@ def test_chance_is_foreseen_over_the_cells_of_first_settings() -> None:
     missed, alarms = said[True].count(False), said[False].count(True)
     assert missed <= 0.1 * len(said[True])
     assert alarms <= 0.1 * len(said[False])
+
+
+def test_the_chain_deals_disjoint_records_and_takes_the_gradients_of_autograd() -> None:
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
+    numbered = torch.cat([x, torch.arange(len(y))[:, None]], 1)
+    parts = inference_chain.dealt(numbered, y, 0, tuple(range(10)))
+    drawn = {name: set(part.x[:, 64].int().tolist()) for name, part in parts.items()}
+    shared = drawn["target"] & drawn["candidates"]
+    assert len(shared) == inference_chain.CANDIDATES // 2
+    assert shared == set(parts["candidates"].x[:20, 64].int().tolist())
+    del drawn["candidates"]
+    assert sum(map(len, drawn.values())) == len(set.union(*drawn.values()))
+    data = ClientData(x[:3], y[:3])
+    vector = torch.randn(650, dtype=torch.float64, requires_grad=True)
+    output = data.x.double() @ vector[:640].view(10, 64).T + vector[640:]
+    (total,) = torch.autograd.grad(F.cross_entropy(output, data.y, reduction="sum"), vector)
+    found = inference_chain.gradients(vector.detach(), data).sum(0)
+    assert torch.allclose(found, -total)

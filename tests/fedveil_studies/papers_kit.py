@@ -63,10 +63,14 @@ def tiny_paper(path, clients=4, **changes):
         "local.epochs": 1,
         **changes,
     }
-    scale = ScaleOf(
-        what="a test", set=values, present={"pretraining.epochs": 1}, facts={"parameters": 148}
-    )
     study = copy.copy(find("metric-privacy"))
+    scale = ScaleOf(
+        what="a test",
+        set=values,
+        present={"pretraining.epochs": 1},
+        facts={"parameters": 148},
+        without=tuple(name for name in study.described.changes if name.startswith("pixels-")),
+    )
     study.described = study.described.model_copy(
         update={"scales": {**study.described.scales, "tiny": scale}}
     )
