@@ -18,6 +18,8 @@ Correlations of independent normal numbers whose means are known to be 0 follow 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
+from operator import attrgetter
 from typing import Self
 
 import numpy as np
@@ -98,10 +100,11 @@ def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
     every |= {"streams": _streams(z), "coordinates": _coordinates(z), "shape": _shape(z)}
     rejected = []
     for kind, tests in every.items():
-        least = min(tests, key=lambda one: one.p, default=_Tests())
-        p = min(1.0, least.p * max(1, sum(one.count for one in tests)) * KINDS)  # both corrections
+        least = min(tests, key=attrgetter("p"), default=_Tests())
+        count = sum(map(attrgetter("count"), tests))
+        p = min(1.0, least.p * max(1, count) * KINDS)  # both corrections
         rejected.append(Departure(kind, p, least.what))
-    return sorted(rejected, key=lambda one: one.p)
+    return sorted(rejected, key=attrgetter("p"))
 
 
 def _single(z: Array, resolution: float) -> list[_Tests]:
@@ -126,16 +129,13 @@ def _blocks(d: int, name: str) -> Iterator[tuple[NDArray[np.int64], Array, list[
     width = 1
     while width < d:
         starts = np.arange(0, d, width)
-        first = starts.tolist()
-        where = [
-            f"coordinate {s}" if width == 1 else f"coordinates {s} to {min(s + width, d) - 1}"
-            for s in first
-        ]
-        yield (
-            starts,
-            np.minimum(width, d - starts).astype(np.float64),
-            [f"{name}, {place}" for place in where],
-        )
+        widths, places = np.minimum(width, d - starts).astype(np.float64), []
+        for start in starts.tolist():
+            place = f"coordinate {start}"
+            if width > 1:
+                place = f"coordinates {start} to {min(start + width, d) - 1}"
+            places.append(f"{name}, {place}")
+        yield starts, widths, places
         width *= 2
     yield np.zeros(1, dtype=np.int64), np.array([float(d)]), [name]
 
@@ -177,9 +177,9 @@ def _rounds(z: Array) -> list[_Tests]:
     """Test pairs of rounds that share no round, so that pairs are independent: single pairs, and two halves of each lag."""
     tests, (parties, rounds, d) = [], z.shape
     squares = (z**2).sum(0)
-    pairs = {
-        f"rounds {a + 1} and {b + 1}": [(a, b)] for a in range(rounds) for b in range(a + 1, rounds)
-    }
+    pairs = {}
+    for a, b in combinations(range(rounds), 2):
+        pairs[f"rounds {a + 1} and {b + 1}"] = [(a, b)]
     for lag in range(1, rounds):
         for half in (0, 1):
             chosen = [(a, a + lag) for a in range(rounds - lag) if a // lag % 2 == half]
@@ -187,9 +187,11 @@ def _rounds(z: Array) -> list[_Tests]:
                 pairs[f"rounds {lag} apart, from {chosen[0][0] + 1} on"] = chosen
     for name, chosen in pairs.items():
         products = sum((z[:, a] * z[:, b]).sum(0) for a, b in chosen)
-        first, second = (squares[list(side)].sum(0) for side in zip(*chosen, strict=True))
+        here, there = zip(*chosen, strict=True)
+        first, second = squares[list(here)].sum(0), squares[list(there)].sum(0)
         for starts, widths, places in _blocks(d, name):
-            xy, xx, yy = (np.add.reduceat(part, starts) for part in (products, first, second))
+            xy = np.add.reduceat(products, starts)
+            xx, yy = np.add.reduceat(first, starts), np.add.reduceat(second, starts)
             tested = _correlated(xy, xx, yy, parties * len(chosen) * widths)
             tests.append(_Tests.of(*tested, "{place}: correlation {value:.2f}", places))
     return tests

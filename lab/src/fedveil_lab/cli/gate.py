@@ -36,10 +36,14 @@ def through(passed: "Passed", folder: Path) -> None:
         "attack": passed.gate.attack is not None,
         "measures": bool(passed.gate.measures),
     }
-    rows = [
-        (part, "not asked for" if not asked[part] else "FAILS" if why else "passes", "; ".join(why))
-        for part, why in parts.items()
-    ]
+    rows = []
+    for part, why in parts.items():
+        verdict = "passes"
+        if not asked[part]:
+            verdict = "not asked for"
+        elif why:
+            verdict = "FAILS"
+        rows.append((part, verdict, "; ".join(why)))
     show([Table(("gate", "verdict", "why"), rows, title=passed.verdict, wraps=("why",))])
     if not passed:
         fail(f"{folder}: {passed.verdict}", SHUT)

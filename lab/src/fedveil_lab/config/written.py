@@ -199,15 +199,19 @@ def _refuse_total(rows: Rows) -> None:
 
 def _style(rows: Rows, separator: str) -> Style:
     """Find how most numeric columns are written; refuse texts that two styles read as different numbers."""
-    columns = {
-        name: texts for name in rows.frame.columns if (texts := _telling(Column(rows, name)))
-    }
-    plain = all(map(PLAIN.reads, (text for texts in columns.values() for text in texts)))
-    if plain and separator != ";":
+    columns: dict[str, list[str]] = {}
+    every: list[str] = []
+    for name in rows.frame.columns:
+        texts = _telling(Column(rows, name))
+        if texts:
+            columns[name] = texts
+            every += texts
+    if all(map(PLAIN.reads, every)) and separator != ";":
         return PLAIN
-    fits = {
-        style: sum(all(map(style.reads, texts)) for texts in columns.values()) for style in STYLES
-    }
+    fits = dict.fromkeys(STYLES, 0)  # columns that a style reads whole
+    for style in STYLES:
+        for texts in columns.values():
+            fits[style] += all(map(style.reads, texts))
     best = [style for style in STYLES if fits[style] == max(fits.values())]
     chosen = best[0]
     if chosen == Style(",") and separator == "," and Style(".", ",") in best:

@@ -209,16 +209,21 @@ def game_of(
         If attacks belong to different games, or the game lacks an option.
     """
     if name is None:
-        playing = {attack: _games_of(attack) for attack in attacks}
-        able = [game for game in _games_of() if all(game in games for games in playing.values())]
+        able, asked = _games_of(), []
+        for attack in attacks:
+            playing = _games_of(attack)
+            able = [game for game in able if game in playing]
+            asked.append(f"{attack} ({playing[0]})")
         if not able:
-            asked = ", ".join(f"{attack} ({games[0]})" for attack, games in playing.items())
-            raise FieldError("--attack", asked, "are of different games: audit them apart")
+            raise FieldError(
+                "--attack", ", ".join(asked), "are of different games: audit them apart"
+            )
         name = able[0]
     kind = GAMES.choose(name)
-    has = {
-        game: [*signature(other).parameters][1:] for game, other in GAMES.items()
-    }  # all but the configuration
+    has = {}
+    for game, other in GAMES.items():
+        _configuration, *own = signature(other).parameters
+        has[game] = own
     for option in sorted(options.keys() - set(has[name])):
         others = [game for game in has if option in has[game]]
         if others:
@@ -234,11 +239,10 @@ def _games_of(attack: str | None = None) -> list[str]:
     names = sorted(GAMES, key=lambda game: game != USUAL)
     chosen = [game for game in names if attack is None or attack in (game, *GAMES[game].known)]
     if not chosen:
-        raise FieldError(
-            "--attack",
-            attack,
-            nearest(str(attack), {a for kind in GAMES.values() for a in kind.known}),
-        )
+        known = set[str]()
+        for kind in GAMES.values():
+            known.update(kind.known)
+        raise FieldError("--attack", attack, nearest(str(attack), known))
     return chosen
 
 
@@ -298,9 +302,11 @@ def play(
                 game.cells(), progress, jobs, together=game.together, executor=executor
             )
             telling = getattr(game, "judge_telling", None)  # of games that judge for minutes
-            judgement: Found = (
-                game.judge(finished) if telling is None else telling(finished, progress)
-            )
+            judgement: Found
+            if telling is None:
+                judgement = game.judge(finished)
+            else:
+                judgement = telling(finished, progress)
             for note in judgement.notes:
                 progress.say(note)
             judgement.values.setdefault(

@@ -89,10 +89,12 @@ class OwnGame(Unconfigured):
         """Map each case to its cell; rehearsals and runs have different seeds, the same in all settings."""
         cells = {}
         for case in cases_of(self.settings, [HONEST], max(REHEARSALS, self.runs // 2), self.runs):
-            seed = 2 * (case.index + (10**6 if case.phase == "run" else 0)) + case.inside
-            made = partial(
-                _audited, self.make, self.worlds[case.inside], self.settings[case.setting], seed
-            )
+            number = case.index
+            if case.phase == "run":
+                number += 10**6
+            seed = 2 * number + case.inside
+            world, setting = self.worlds[case.inside], self.settings[case.setting]
+            made = partial(_audited, self.make, world, setting, seed)
             config = stated(self.rounds, seed, self.delta)
             cells[case] = Cell(case.setting, config, (LossView(*self.held),), make=made)
         return cells
@@ -106,11 +108,11 @@ class OwnGame(Unconfigured):
         done, names = {}, LossView(*self.held).figures
         for case, cell in self.of_case.items():
             outcome = finished.outcomes[cell.key]
-            done[case] = Replicate(
-                case, outcome.summary, {name: outcome.series(name) for name in names}
-            )
-        attacks = [*names, *([LikelihoodRatio.name] if CalibratedLoss.name in names else [])]
-        labels = [*self.settings]
+            series = {name: outcome.series(name) for name in names}
+            done[case] = Replicate(case, outcome.summary, series)
+        attacks, labels = [*names], [*self.settings]
+        if CalibratedLoss.name in names:
+            attacks.append(LikelihoodRatio.name)
         audit = judge_all(done, labels, attacks, world_of(self.relation), self.delta)
         promised = next(
             one.summary.values["guarantee"]
@@ -137,9 +139,9 @@ class LossView:
 
     def __init__(self, shadow: ClientData, reference: ClientData | None = None) -> None:
         self._shadow, self._reference = shadow, reference
-        self._kinds: list[type[Loss | CalibratedLoss]] = (
-            [Loss] if reference is None else [Loss, CalibratedLoss]
-        )
+        self._kinds: list[type[Loss | CalibratedLoss]] = [Loss]
+        if reference is not None:
+            self._kinds.append(CalibratedLoss)
         self._known: Knowledge | None = None
 
     @property
@@ -149,10 +151,9 @@ class LossView:
 
     def __call__(self, seen: Seen) -> dict[str, float]:
         if self._known is None:
-            learner, outsider = (
-                seen.federation.learner,
-                None if self._reference is None else seen.broadcast.models[0],
-            )
+            learner, outsider = seen.federation.learner, None
+            if self._reference is not None:
+                outsider = seen.broadcast.models[0]
             loss = learner.local.loss
             self._known = Knowledge(
                 learner.model, seen.federation.layout, loss, self._shadow, self._reference, outsider

@@ -106,7 +106,8 @@ def search(
         why = "figures of private runs have no noise, and no total covers them"
         raise FieldError("by", by, f"{why}; accepted, and free: {', '.join(get_args(By))}")
     require_count("seeds", seeds)
-    config = config if isinstance(config, Config) else load(str(config))
+    if not isinstance(config, Config):
+        config = load(str(config))
     variants = _private(config)
     setup = prepared(config)
     _same_promise(config, variants)
@@ -141,12 +142,11 @@ def only(config: Config, label: str) -> Config:
 def _private(config: Config) -> list[Variant]:
     """List the private settings among which to choose."""
     found = [variant for variant in variants_of(config) if _method(config, variant) != "vanilla"]
-    if len(found) < 2 or any(variant.setting.match_sigma_of for variant in found):
-        raise FieldError(
-            "compare.settings",
-            [variant.label for variant in found],
-            "needs two private settings or more, each with a noise of its own",
-        )
+    lent = [variant for variant in found if variant.setting.match_sigma_of]
+    if len(found) < 2 or lent:
+        accepted = "needs two private settings or more, each with a noise of its own"
+        labels = [variant.label for variant in found]
+        raise FieldError("compare.settings", labels, accepted)
     return found
 
 
@@ -180,7 +180,11 @@ def _write(file: Path, setup: Setup, by: By, reach: float | None, seed: int) -> 
         np.savez(file, x=public.x.numpy(), y=public.y.numpy())
         return
     shape = shape_of(setup, noisy_side(setup.method))
-    possible = REACH["classes" if shape.classes else "numbers"] if reach is None else reach
+    possible = reach
+    if possible is None and shape.classes:
+        possible = REACH["classes"]
+    elif possible is None:
+        possible = REACH["numbers"]
     x, y, unit = made_up(shape, possible, seed)
     np.savez(file, x=_shaped(x, setup).numpy(), y=y.numpy(), unit=unit.numpy())
 
@@ -215,4 +219,6 @@ def _score(summary: Summary) -> float:
         return -float(metrics["rmse"])
     figures = summary.values.get("classified", {}).get("pooled", {}).get("figures", {})
     balanced = figures.get("balanced_accuracy")
-    return float(balanced["value"] if balanced else metrics["accuracy"])
+    if balanced:
+        return float(balanced["value"])
+    return float(metrics["accuracy"])

@@ -56,7 +56,7 @@ def compared_table(summaries: Sequence[Summary]) -> list[Table]:
     rows: list[dict[str, object]] = []
     measured: Mapping[str, Any] | None = None
     for label, runs in grouped(summaries).items():
-        found = [pooled for pooled in map(_pooled, runs) if pooled]
+        found = list(filter(None, map(_pooled, runs)))
         if not found:
             continue
         measured = measured or found[0]
@@ -68,7 +68,7 @@ def compared_table(summaries: Sequence[Summary]) -> list[Table]:
     if measured is None:
         return []
     title = _title(measured)
-    seeds = max(len(runs) for runs in grouped(summaries).values())
+    seeds = max(map(len, grouped(summaries).values()))
     if seeds > 1:
         title += f"; means over {seeds} seeds of figures and of ends"
     return [Table.of(rows, title=title, notes=[WORDS])]
@@ -160,15 +160,19 @@ def _mean(figures: Sequence[Mapping[str, Any]]) -> str:
     means: dict[str, float | None] = {}
     for end in ("value", "low", "high"):
         known = [one[end] for one in figures if one[end] is not None]
-        means[end] = fmean(known) if len(known) == len(figures) else None
+        means[end] = None
+        if len(known) == len(figures):
+            means[end] = fmean(known)
     return _text(means)
 
 
 @own_style()
 def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
     """Draw area, sensitivity and specificity over rounds, and the final calibration; None without figures."""
-    known = [pooled for pooled in map(_pooled, summaries) if pooled]
-    measured = {name for summary in summaries for row in summary.rows for name in row["metrics"]}
+    known, measured = list(filter(None, map(_pooled, summaries))), set[str]()
+    for summary in summaries:
+        for row in summary.rows:
+            measured.update(row["metrics"])
     if not known or not measured.issuperset(OVER_ROUNDS):
         return None
     width = 12.0
@@ -218,7 +222,7 @@ def _over_rounds(axes: Axes, runs: Sequence[Summary], name: str, style: Mapping[
 
     values = over_rounds(runs, figure)
     if values:
-        rounds, means = list(values), [fmean(own) for own in values.values()]
+        rounds, means = list(values), list(map(fmean, values.values()))
         axes.plot(rounds, means, linewidth=1.6, marker=canvas.dot(rounds), **style)
 
 
@@ -227,8 +231,12 @@ def _calibrated(axes: Axes, run: Summary, style: Mapping[str, Any]) -> None:
     found = _pooled(run)
     if not found:
         return
-    many = [one for one in found["calibration"] if one["rows"] >= FEWEST]
-    few = [one for one in found["calibration"] if one["rows"] < FEWEST]
+    many, few = [], []
+    for one in found["calibration"]:
+        if one["rows"] < FEWEST:
+            few.append(one)
+        else:
+            many.append(one)
     _draw_bins(axes, many, style["color"], alpha=1.0, line=style["linestyle"])
     _draw_bins(axes, few, style["color"], alpha=0.25, line="none")
 
@@ -239,12 +247,16 @@ def _draw_bins(
     """Draw bins of a calibration curve with their intervals."""
     if not bins:
         return
-    shares = [one["found"] for one in bins]
-    down = [max(0.0, share["value"] - share["low"]) for share in shares]
-    up = [max(0.0, share["high"] - share["value"]) for share in shares]
+    said, values, down, up = [], [], [], []
+    for one in bins:
+        share = one["found"]
+        said.append(one["said"])
+        values.append(share["value"])
+        down.append(max(0.0, share["value"] - share["low"]))
+        up.append(max(0.0, share["high"] - share["value"]))
     axes.errorbar(
-        [one["said"] for one in bins],
-        [share["value"] for share in shares],
+        said,
+        values,
         yerr=[down, up],
         alpha=alpha,
         linestyle=line,

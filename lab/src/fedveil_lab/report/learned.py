@@ -19,10 +19,14 @@ def chance_level(runs: Sequence[Summary]) -> str:
     Classification: the interval of balanced accuracy, averaged over seeds, reaches down to that of one class.
     Regression: the error is not evidently below that of predicting the mean.
     """
-    balanced = list(filter(None, (_figure(run, "balanced_accuracy") for run in runs)))
-    if balanced:
-        low = fmean(found["low"] for found in balanced)
-        value = fmean(found["value"] for found in balanced)
+    lows, values = list[float](), list[float]()
+    for run in runs:
+        found = _figure(run, "balanced_accuracy")
+        if found:
+            lows.append(found["low"])
+            values.append(found["value"])
+    if values:
+        low, value = fmean(lows), fmean(values)
         chance = 1 / int(runs[0].values["classes"])
         if low > chance:
             return ""
@@ -30,15 +34,16 @@ def chance_level(runs: Sequence[Summary]) -> str:
             f"no better than the most frequent class: balanced accuracy is {value:.3f} (its 95% interval begins at "
             f"{low:.3f}), and always naming one class has {chance:.3f}."
         )
-    errors = []
+    errors, rows = list[float](), math.inf
     for run in runs:
-        if "mean_rmse" in run.values and "rmse" in run.values["metrics"]:
-            errors.append(run.values["metrics"])
+        metrics = run.values["metrics"]
+        if "mean_rmse" in run.values and "rmse" in metrics:
+            errors.append(float(metrics["rmse"]))
+            rows = min(rows, float(metrics["examples"]))
     if not errors:
         return ""
-    base = fmean(float(run.values["mean_rmse"]) for run in runs)
-    error = fmean(float(own["rmse"]) for own in errors)
-    rows = min(float(own["examples"]) for own in errors)
+    base = fmean([float(run.values["mean_rmse"]) for run in runs])
+    error = fmean(errors)
     if error * (1 + WIDTH / math.sqrt(2 * rows)) < base:
         return ""
     return f"no better than the mean: RMSE {error:.3f}, and whoever always says the mean has {base:.3f}."

@@ -99,8 +99,10 @@ def _shortened(name: str) -> str:
 
 def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
     """Write how many examples there are, and how they are divided."""
-    train = sum(holding.examples for holding in holdings)
-    kept = sum(holding.held_out for holding in holdings)
+    train = kept = 0
+    for holding in holdings:
+        train += holding.examples
+        kept += holding.held_out
     text = f"{dataset.name}: {len(holdings):,} clients, {train:,} examples to train on, {kept:,} held out"
     undealt = len(dataset.x) - train - kept
     if undealt:
@@ -169,8 +171,10 @@ def _whole(holdings: Sequence[Holding], dataset: DataSet) -> Table:
 def _sizes(axes: Axes, placed: Sequence[Holding]) -> None:
     """Draw each client's number of examples; a cross marks clients with at most one training example."""
     places = np.arange(len(placed) + 1) - 0.5
-    train = [holding.examples for holding in placed]
-    both = [holding.examples + holding.held_out for holding in placed]
+    train, both = [], []
+    for holding in placed:
+        train.append(holding.examples)
+        both.append(holding.examples + holding.held_out)
     axes.stairs(both, places, fill=True, color=_KEPT, label="held out")
     axes.stairs(train, places, fill=True, color=_TRAIN, label="to train on")
     few = [place for place, count in enumerate(train) if count < 2]

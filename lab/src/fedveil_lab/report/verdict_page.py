@@ -42,16 +42,23 @@ def page_of(judged: "Judged", made: dict[str, Any]) -> str:
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = files("fedveil_lab.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, **how).from_string(template)
-    facts = judged.table()
-    rows = [(str(name), str(text).splitlines()) for name, text in facts.rows]
+    rows, notes = [], list[str]()
+    for name, text in judged.table().rows:
+        lines = str(text).splitlines()
+        if name:
+            rows.append((str(name), lines))
+        else:
+            notes += lines
+    effort = dict(judged.effort)
+    seeds = effort.pop("seeds", [])
     return page.render(
         subject=judged.subject,
         answer=judged.answer,
-        rows=[(name, lines) for name, lines in rows if name],
-        notes=[line for name, lines in rows if not name for line in lines],
+        rows=rows,
+        notes=notes,
         tables=judged.details(),
-        effort={name: value for name, value in judged.effort.items() if name != "seeds"},
-        seeds=judged.effort.get("seeds", []),
+        effort=effort,
+        seeds=seeds,
         made=made,
         style=style,
         digest=digest,

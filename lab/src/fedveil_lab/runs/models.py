@@ -25,7 +25,7 @@ from fedveil.learning import (
     region_mask,
 )
 from fedveil.mechanisms import keyed_seed
-from fedveil.methods import Method, RecordDP
+from fedveil.methods import Method, NoisySteps, RecordDP
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.config.tables import fields_of
 from fedveil_lab.runs.checkpoint import Remembering
@@ -58,7 +58,13 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
     require_class_weights(config.local.class_weights, dealt.dataset.classes)
     with fields_of("local"):
         local = with_proximal_term(config.local, method)
+    example: tuple[Tensor, Tensor] | None = None
+    noisy: NoisySteps | None = None
     filled = [client for client in dealt.clients if client.examples]
+    if filled:
+        example = filled[0].x, filled[0].y
+    if method.noisy is not None:
+        noisy = method.noisy.noisy_steps
     trainer: Trainer = learning.make_trainer(
         module,
         layout,
@@ -67,8 +73,8 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
         device=config.device,
         workers=config.workers,
         precision=config.precision,
-        noisy=None if method.noisy is None else method.noisy.noisy_steps,
-        example=(filled[0].x, filled[0].y) if filled else None,
+        noisy=noisy,
+        example=example,
     )
     if isinstance(trainer, learning.PrivateTrainer):
         if dealt.dataset.local_columns:
@@ -125,7 +131,9 @@ def first_models(
     trained = config.model.start == "public" or (
         config.pretraining is not None and dealt.validation is not None
     )
-    seed, k = base if trained else config.seed, method.server.hypotheses
+    seed, k = config.seed, method.server.hypotheses
+    if trained:
+        seed = base
     with fields_of("model"):
         starts = learning.initial_models(config.model.name, k=k, seed=seed, **_shape(config, dealt))
     if config.model.start == "normal":

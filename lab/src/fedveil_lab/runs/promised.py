@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedveil.accounting import (
     Choice,
     Guarantee,
     Ledger,
+    Relation,
     Release,
     Spend,
     advise,
@@ -167,6 +169,15 @@ def choices(
     planned = round(own.get("examples") or 0)
     usual = max(1, int(median(client.examples for client in setup.clients)))
     people = own.get("people")
+    if people is not None:
+        people = max(1, round(people))
+    unit = promised.unit if promised.unit == "person" else None
+    images: int | None = None
+    if noisy is not None:
+        images = noisy.noisy_steps.images or None
+    relation: Relation = "zero-out"
+    if promised.proven and not promised.by_distance:
+        relation = promised.relation
     conditions = read_off(setup.config.read_off)
     found = advise(
         clients=setup.cohort,
@@ -175,10 +186,10 @@ def choices(
         rounds=setup.config.rounds,
         epsilon=epsilon,
         delta=delta or setup.config.privacy.budget.delta,
-        relation=promised.relation if promised.proven and not promised.by_distance else "zero-out",
-        people=None if people is None else max(1, round(people)),
-        unit="person" if promised.unit == "person" else None,
-        records_per_person=None if noisy is None else noisy.noisy_steps.images or None,
+        relation=relation,
+        people=people,
+        unit=unit,
+        records_per_person=images,
         silos_per_person=own.get("silos_per_person", 1),
     )
     return tuple(_under(choice, conditions) for choice in found)
@@ -266,14 +277,15 @@ def _by_clients(
     """
     cohorts = [federation.cohort(round_) for round_ in range(1, rounds + 1)]
     alike = _same_ledgers(federation, cohorts)
-    stands_for = {partition: first for first, same in alike.items() for partition in same}
+    stands_for: dict[int, int] = {}
     done = 0
+    for first, same in alike.items():
+        stands_for |= dict.fromkeys(same, first)
     for round_, cohort in enumerate(cohorts, 1):
         why = _record_round(federation, opened, round_, cohort, stands_for)
         if why:
-            if (
-                not done and not federation.party(cohort[0]).counts
-            ):  # a budget without a round is no error
+            if not done and not federation.party(cohort[0]).counts:
+                # a budget without a round is no error
                 raise FieldError("privacy.method", federation.method.name, why)
             break
         done = round_
@@ -422,11 +434,12 @@ def _over_clients(
 ) -> dict[str, Any]:
     """Count the clients by their epsilon at one distance."""
     distance = 1 / worst.bound.slope
-    counts = Counter(guarantee.bound for guarantee in clients.values())
-    each = sorted((bound.epsilon_at(distance, delta), count) for bound, count in counts.items())
-    return {
-        "distance": distance,
-        "epsilon": [epsilon for epsilon, _ in each],
-        "clients": [count for _, count in each],
-        "delta": delta,
-    }
+    counts = Counter(map(attrgetter("bound"), clients.values()))
+    each = []
+    for bound, count in counts.items():
+        each.append((bound.epsilon_at(distance, delta), count))
+    epsilons, numbers = [], []
+    for epsilon, count in sorted(each):
+        epsilons.append(epsilon)
+        numbers.append(count)
+    return {"distance": distance, "epsilon": epsilons, "clients": numbers, "delta": delta}

@@ -39,7 +39,9 @@ def _command() -> str:
     words = ["fedveil"]
     for argument in sys.argv[1:]:
         path = Path(argument)
-        words.append(path.name if path.is_absolute() else argument)
+        if path.is_absolute():
+            argument = path.name
+        words.append(argument)
     return " ".join(words)
 
 
@@ -53,8 +55,10 @@ def commit() -> str:
         ).stdout.strip()
 
     try:
-        changed = any(git(root, "status", "--porcelain", ".") for root in roots)
         head = git(roots[0], "rev-parse", "HEAD")
-        return f"{head} with changes" if changed else head
+        for root in roots:
+            if git(root, "status", "--porcelain", "."):
+                return f"{head} with changes"
+        return head
     except (OSError, subprocess.CalledProcessError):
         return f"release {fedveil.__version__}"

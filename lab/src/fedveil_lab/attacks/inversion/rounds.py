@@ -32,7 +32,7 @@ def by_distance(releases: Releases, steps: int, seed: int = 0) -> Tensor:
     def objective(x: Tensor) -> Tensor:
         return together.mean(Matching.euclidean, x) + together.prior(x)
 
-    low, high = (torch.tensor(end, dtype=torch.float64) for end in together.known.pixels)
+    low, high = torch.tensor(together.known.pixels, dtype=torch.float64)
     best, _ = lbfgs(objective, together.dummy(), (low, high), steps=steps, enough=ENOUGH)
     return together.whole(best)
 
@@ -77,15 +77,15 @@ class _Together:
     def __init__(self, releases: Releases, seed: int, dtype: torch.dtype) -> None:
         self._each = [Matching(received, known, seed, dtype=dtype) for received, known in releases]
         self.known = releases[0][1]
-        noises = [one.weight for one in self._each]
-        if not all(noises):  # a release without noise tells all, and needs no prior
-            self._shares = [0.0 if noise else 1.0 for noise in noises]
-        else:
-            self._shares = [1 / noise for noise in noises]
-        total = sum(self._shares)
-        self._shares = [share / total for share in self._shares]
-        first = self._each[0]
-        first.weight = 1 / total if all(noises) else 0.0
+        first, noises = self._each[0], [one.weight for one in self._each]
+        if all(noises):
+            weights = [1 / noise for noise in noises]
+            first.weight = 1 / sum(weights)
+        else:  # a release without noise tells all, and needs no prior
+            weights = [float(not noise) for noise in noises]
+            first.weight = 0.0
+        total = sum(weights)
+        self._shares = [weight / total for weight in weights]
 
     def mean(self, distance: Callable[[Matching, Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
         """Average a distance over the releases for examples [N, *shape]."""

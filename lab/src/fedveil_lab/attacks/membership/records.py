@@ -116,20 +116,25 @@ def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
         If there are fewer non-members of a class than members.
     """
     draw = torch.Generator().manual_seed(seed)
-    counts = {c: int((members == c).sum()) for c in set(members.tolist())}
-    of_class = {c: (others == c).nonzero().flatten() for c in counts}
-    k = min(len(of_class[c]) // n for c, n in counts.items())
+    counts: dict[int, int] = {}
+    of_class: dict[int, Tensor] = {}
+    shares: dict[int, float] = {}  # other records for each member, by class
+    for c in sorted(set(members.tolist())):
+        counts[c] = int((members == c).sum())
+        of_class[c] = (others == c).nonzero().flatten()
+        shares[c] = len(of_class[c]) / counts[c]
+    k = int(min(shares.values()))
     if k < 1:
-        short = min(counts, key=lambda c: len(of_class[c]) / counts[c])
+        short = min(shares, key=shares.__getitem__)
         raise FieldError(
             "others",
             len(of_class[short]),
             f"are too few of class {short}: there are {counts[short]} members",
         )
-    picked = [
-        rows[torch.randperm(len(rows), generator=draw)[: k * counts[c]]]
-        for c, rows in sorted(of_class.items())
-    ]
+    picked = []
+    for c, rows in of_class.items():
+        drawn = torch.randperm(len(rows), generator=draw)[: k * counts[c]]
+        picked.append(rows[drawn])
     return torch.cat(picked).sort().values
 
 
@@ -201,9 +206,10 @@ class ServerRecords:
 
     def by_client(self, scores: Sequence[Tensor]) -> Pairs:
         """Split each client's own scores [N + M] into those of its members and of all others."""
-        return [
-            (one[mine], one[self.members :]) for one, mine in zip(scores, self.own, strict=True)
-        ]
+        pairs = []
+        for one, mine in zip(scores, self.own, strict=True):
+            pairs.append((one[mine], one[self.members :]))
+        return pairs
 
     def by_person(self, scores: Tensor) -> Pairs:
         """Average scores over each person's records; a person of two hospitals is in if she is in at one of them.
@@ -300,14 +306,16 @@ def concluded(attacks: Mapping[str, Callable[[], Pairs | float]]) -> dict[str, A
         if isinstance(pairs, float):
             conclusion["figures"][name] = pairs
             continue
-        inside, outside = (torch.cat(side).numpy() for side in zip(*pairs, strict=True))
-        conclusion["figures"][name] = float(
-            np.mean([auc(*(one.numpy() for one in pair)) for pair in pairs])
-        )
-        rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
-        conclusion["rates"][name] = {
-            alpha: rate.point for alpha, rate in rates.items() if rate is not None
-        }
+        own, others = zip(*pairs, strict=True)
+        inside, outside = torch.cat(own).numpy(), torch.cat(others).numpy()
+        areas = [auc(scores.numpy(), of_others.numpy()) for scores, of_others in pairs]
+        conclusion["figures"][name] = float(np.mean(areas))
+        rates: dict[str, float] = {}
+        for alpha in ALPHAS:
+            rate = true_rate_at(inside, outside, alpha)
+            if rate is not None:
+                rates[f"{alpha:g}"] = rate.point
+        conclusion["rates"][name] = rates
         conclusion["others"][name] = len(outside)
         conclusion["roc"][name] = [axis.tolist() for axis in log_roc(inside, outside, 40)]
     return conclusion

@@ -43,12 +43,17 @@ def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[l
     FieldError
         If no client replied in every round.
     """
-    rounds = sorted({r.round for r in received})
-    replies = {(r.round, r.partition): r for r in received}
-    partitions = sorted({p for _, p in replies if all((r, p) in replies for r in rounds)})
+    replies: dict[int, dict[int, Received]] = {}  # by round and client
+    for one in received:
+        replies.setdefault(one.round, {})[one.partition] = one
+    in_every = set[int]().union(*replies.values()).intersection(*replies.values())
+    partitions = sorted(in_every)
     if not partitions:
         raise FieldError("received", len(received), "holds no client that replied in every round")
-    return partitions, [[replies[r, p] for p in partitions] for r in rounds]
+    table = []
+    for _, own in sorted(replies.items()):
+        table.append([own[partition] for partition in partitions])
+    return partitions, table
 
 
 def balanced(models: int, records: int, seed: int) -> Tensor:
@@ -96,10 +101,9 @@ def train_shadows(
     m = len(inside)
     parts = [ClientData(data.x[rows], data.y[rows]) for rows in inside]
     trainer = make_trainer(model, layout, local)
-    vectors, key = (
-        starts.expand(m, -1) if starts.dim() == 1 else starts,
-        keyed_seed("shadow training", seed),
-    )
+    vectors, key = starts, keyed_seed("shadow training", seed)
+    if starts.dim() == 1:
+        vectors = starts.expand(m, -1)
     for number in rounds:
         rows = []
         for trained in trainer.train(vectors, parts, [(key, number, i) for i in range(m)]):

@@ -43,15 +43,22 @@ def inverted(stored: Stored, releases: int, names: Sequence[str] = ()) -> Invert
     if len(shape) != 3:
         raise FieldError("data.name", stored.setup.config.data.name, "inversion is of images")
     clients = stored.setup.clients
-    order = sorted(stored.received, key=lambda one: (clients[one.partition].examples, one.round))
+
+    def size(one: Received) -> tuple[int, int]:
+        return clients[one.partition].examples, one.round
+
+    order = sorted(stored.received, key=size)
     chosen = [one for one in order if clients[one.partition].examples <= MOST][:releases]
     if not chosen:
         fewest = clients[order[0].partition].examples
         accepted = f"stand behind every stored answer, and attacks are of at most {MOST}: that they fail there says nothing"
         raise FieldError("examples", fewest, accepted)
     captured = [_captured(stored, one) for one in chosen]
-    single = all(one.known.examples == 1 for one in captured)
-    attacks = [INVERSIONS[name]() for name in names or (ONE if single else SEVERAL)]
+    if not names:
+        names = ONE
+        if {one.known.examples for one in captured} != {1}:
+            names = SEVERAL
+    attacks = [INVERSIONS[name]() for name in names]
     found = compare_inversion({RECORDED: captured}, attacks, undefended=RECORDED)
     judged = []
     for verdict in found.verdicts:
@@ -64,13 +71,15 @@ def _captured(stored: Stored, received: Received) -> Captured:
     """Combine an answer with what the server knows, and with the true images to judge by."""
     setup = stored.setup
     data = setup.clients[received.partition]
-    x = setup.dealt.dataset.x
+    pixels = 0.0, 1.0
+    if float(setup.dealt.dataset.x.min()) < 0:
+        pixels = -1.0, 1.0
     known = ServerKnowledge(
         model=setup.learner.model,
         layout=setup.learner.layout,
         shape=tuple(data.x.shape[1:]),
         examples=data.examples,
-        pixels=(-1.0, 1.0) if float(x.min()) < 0 else (0.0, 1.0),
+        pixels=pixels,
         reference=_reference(stored, received.partition),
         **defence_of(setup.made(), received.partition, _spent(stored, received)),
     )

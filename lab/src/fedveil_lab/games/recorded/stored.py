@@ -77,11 +77,10 @@ class Stored:
         """Weakest promise among the run's parties; None if one of them has no proven promise."""
         found = []
         for values in self.summary.get("guarantees", {}).values():
-            bare = {
-                name: value
-                for name, value in values.items()
-                if name in OF_A_GUARANTEE or name.startswith("events")
-            }
+            bare = {}
+            for name, value in values.items():
+                if name in OF_A_GUARANTEE or name.startswith("events"):
+                    bare[name] = value
             found.append(Guarantee.from_dict(bare))
         proven = [one for one in found if one.proven and not one.by_distance]
         if not proven or len(proven) < len(found):
@@ -132,7 +131,11 @@ def stored_run(folder: str | Path, config: str | Path | Config | None = None) ->
         accepted = "is a server's folder, which does not know the sites' data: give --config FILE, whose [data] and "
         accepted += "[model] say who held which examples"
         raise FieldError("RUN", str(path), accepted)
-    spec = config if isinstance(config, Config) else load(str(path if config is None else config))
+    spec = config
+    if spec is None:
+        spec = path
+    if not isinstance(spec, Config):
+        spec = load(str(spec))
     summary = Summary.read(path).values
     known = summary.get("data", {}).get("digest")
     if known and known != data_digest(spec.data):

@@ -22,12 +22,16 @@ def attacked(
             proven = f"epsilon of at least {bound['lower']:.2f}, where {bound['ceiling']:.2f} is the most that so many"
             lines.append(Fact(f"{label}: all attacks together prove", f"{proven} runs can prove"))
         reasons = dict.fromkeys((one["attack"], one["reason"]) for one in audit.get("refused", ()))
-        lines += [Fact(f"{game}, {attack}: not run", reason) for attack, reason in reasons]
-        rows += [_verdict(game, result) for result in audit.get("results", ())]
-        shown = list(dict.fromkeys(result["setting"] for result in audit.get("results", ())))
+        for attack, reason in reasons:
+            lines.append(Fact(f"{game}, {attack}: not run", reason))
+        shown: dict[str, None] = {}
+        for result in audit.get("results", ()):
+            rows.append(_verdict(game, result))
+            shown[result["setting"]] = None
         for attack, digest in audit.get("pictures", {}).items():
             text = f"clients' images, and what the attack {attack} made of the releases of {', '.join(shown)}"
-            pictures += [Picture(f"{game}: {attack}", text, digest)] if digest in drawn else []
+            if digest in drawn:
+                pictures.append(Picture(f"{game}: {attack}", text, digest))
         if audit.get("pictures") and not drawn:
             lines.append(
                 Fact(
@@ -36,9 +40,9 @@ def attacked(
                 )
             )
     played = {audit["game"] for audit in audits}
-    lines += [
-        Fact(f"{name}: {what}") for name, what in WORDS["asked"].items() if name not in played
-    ]
+    for name, what in WORDS["asked"].items():
+        if name not in played:
+            lines.append(Fact(f"{name}: {what}"))
     lines.append(Fact("attacks that nobody has thought of, and stronger ones"))
     header = (
         "game",
@@ -63,24 +67,24 @@ def _strength(audit: Mapping[str, Any]) -> str | None:
             f"{audit['clients']} clients at the most, {audit['images']} images each, one round"
         )
         return f"{clients}; nu: other noise, in lengths of the update"
-    return f"{audit['replicates']} independent runs a side" if "replicates" in audit else None
+    if "replicates" in audit:
+        return f"{audit['replicates']} independent runs a side"
+    return None
 
 
 def _verdict(game: str, result: Mapping[str, Any]) -> list[str]:
     at = result.get("auc", result)  # as audits before Verdict wrote it
-    reached = f"{at['point']:.3g}" + (
-        f" ({at['low']:.3g} to {at['high']:.3g})" if at["low"] < at["high"] else ""
-    )
-    bare, valid = (
-        result.get("without_defence"),
-        {True: "yes", False: "no", None: ""}[result.get("valid")],
-    )
-    known = {
-        k.replace("_", " "): v
-        for k, v in result.get("details", {}).items()
-        if "without defence" not in k
-    }
-    details = ", ".join(f"{name} {value:.3g}" for name, value in known.items())
-    figure = "; ".join(filter(None, [result.get("figure", "AUC"), details]))
-    where = [game, result["attack"], result["setting"], figure, reached]
-    return [*where, "" if bare is None else f"{bare:.3g}", valid]
+    reached = f"{at['point']:.3g}"
+    if at["low"] < at["high"]:
+        reached += f" ({at['low']:.3g} to {at['high']:.3g})"
+    undefended = ""
+    if result.get("without_defence") is not None:
+        undefended = f"{result['without_defence']:.3g}"
+    works = {True: "yes", False: "no", None: ""}[result.get("valid")]
+    details = []
+    for name, value in result.get("details", {}).items():
+        if "without defence" not in name:
+            details.append(f"{name.replace('_', ' ')} {value:.3g}")
+    figure = "; ".join(filter(None, [result.get("figure", "AUC"), ", ".join(details)]))
+    where = [game, result["attack"], result["setting"], figure]
+    return [*where, reached, undefended, works]

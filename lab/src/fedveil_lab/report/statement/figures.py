@@ -55,23 +55,27 @@ def accuracy_of(
     for own in runs.values():
         for summary in own:
             public = summary.values.get("public_model", {}).get("metrics", {})
-            rivals |= {
-                f"{name} {public[name]:.3f}" for name in ("accuracy", "rmse") if name in public
-            }
+            for name in ("accuracy", "rmse"):
+                if name in public:
+                    rivals.add(f"{name} {public[name]:.3f}")
             if "majority" in summary.values:
                 majority.add(f"{summary.values['majority']:.3f}")
     bare = [f"{label!r} below" for label, status in statuses.items() if status == "none"]
+    unlearned = []
+    for label, own in runs.items():
+        text = chance_level(own)
+        if text:
+            unlearned.append(f"{label!r}: {text}")
     lines = [
         Fact.of("the same without noise", *bare),
         Fact.of("a model of public data alone", *sorted(rivals)),
         Fact.of("naming the most frequent class", *sorted(majority)),
-        Fact.of(
-            "learned nothing",
-            *(f"{label!r}: {text}" for label, own in runs.items() if (text := chance_level(own))),
-        ),
+        Fact.of("learned nothing", *unlearned),
         Fact.of("the price of privacy", *price_unreadable(runs)),
     ]
-    tables = [accuracy_rows(runs)] if runs else []
+    tables = []
+    if runs:
+        tables.append(accuracy_rows(runs))
     return ReportSection("accuracy", lines, tables, curves(runs), said=True)
 
 
@@ -96,17 +100,19 @@ def _accuracies(runs: Sequence[Summary]) -> list[str]:
     name = "accuracy"
     if first.averaged("accuracy") is None and first.averaged("rmse") is not None:
         name = "rmse"
-    means = []
+    means, clients, tested = [], [], []
     for summary in runs:
         value = summary.averaged(name)
         if value is not None:
             means.append(value)
-    examples = first.values["metrics"].get("examples") if name == "accuracy" else None
-    clients = [
-        summary.rows[-1].get("clients", {}).get(name, {}) for summary in runs if summary.rows
-    ]
-    tested = [summary.values["test_metrics"] for summary in runs]
-    mean = f"{name} {fmean(means):.3f}" if means else ""
+        tested.append(summary.values["test_metrics"])
+        if summary.rows:
+            clients.append(summary.rows[-1].get("clients", {}).get(name, {}))
+    examples, mean = None, ""
+    if name == "accuracy":
+        examples = first.values["metrics"].get("examples")
+    if means:
+        mean = f"{name} {fmean(means):.3f}"
     others = [_mean_of(clients, "median"), _mean_of(clients, "worst"), _mean_of(tested, name)]
     return [mean, *_interval(means, examples), *others]
 
@@ -114,17 +120,18 @@ def _accuracies(runs: Sequence[Summary]) -> list[str]:
 def _mean_of(figures: Sequence[Mapping[str, float]], name: str) -> str:
     """Write the mean of a figure over the seeds that have it; an empty text if none has."""
     known = [own[name] for own in figures if name in own]
-    return f"{fmean(known):.3f}" if known else ""
+    if not known:
+        return ""
+    return f"{fmean(known):.3f}"
 
 
 def _interval(means: Sequence[float], examples: float | None) -> tuple[str, str]:
     """Compute Student's interval over seeds; for one seed Wilson's over examples, which says nothing about other seeds."""
     if len(means) > 1:
-        interval = student_interval(means)
-        return (
-            f"{interval.low:.3f} to {interval.high:.3f}" if interval else "",
-            f"{len(means)} seeds",
-        )
+        interval, ends = student_interval(means), ""
+        if interval:
+            ends = f"{interval.low:.3f} to {interval.high:.3f}"
+        return ends, f"{len(means)} seeds"
     if not means or not examples:
         return "", ""
     low, high = binomtest(round(means[0] * examples), round(examples)).proportion_ci(
@@ -156,12 +163,15 @@ def _line(
         return None
     rounds = list(values)
     places = {round(i * (len(rounds) - 1) / (MOST - 1)) for i in range(MOST)}
-    at = [rounds[place] for place in sorted(places)]
-    mean = [_short(fmean(values[round_])) for round_ in at]
+    at, mean, low, high = [], [], [], []
+    for place in sorted(places):
+        round_ = rounds[place]
+        at.append(round_)
+        mean.append(_short(fmean(values[round_])))
+        low.append(_short(min(values[round_])))
+        high.append(_short(max(values[round_])))
     if len(runs) == 1:
         return Series(label, colour, at, mean)
-    low = [_short(min(values[round_])) for round_ in at]
-    high = [_short(max(values[round_])) for round_ in at]
     return Series(label, colour, at, mean, low, high)
 
 
@@ -180,7 +190,10 @@ def roc_charts(audits: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> 
 def _strongest(audit: Mapping[str, Any], settings: Sequence[str]) -> list[Series]:
     """Find the ROC curve of the strongest attack on each setting of an audit."""
     results = audit.get("results", ())
-    known = list(dict.fromkeys([*settings, *(result["setting"] for result in results)]))
+    known = list(settings)
+    for result in results:
+        if result["setting"] not in known:
+            known.append(result["setting"])
     reached: dict[str, float] = {}
     curves: dict[str, Series] = {}
     for result in results:

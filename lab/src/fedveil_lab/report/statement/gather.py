@@ -24,7 +24,6 @@ from fedveil.evidence import (
 from fedveil.evidence.carried import carried
 from fedveil.files import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.reading import json_of, toml_of
-from fedveil.tables import grouped_by
 from fedveil_lab.report.statement.attacked import attacked
 from fedveil_lab.report.statement.document import WORDS
 from fedveil_lab.report.statement.figures import accuracy_of
@@ -87,7 +86,7 @@ def gather(
     except FedVeilError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        where = ", ".join(str(folder) for folder in folders)
+        where = ", ".join(map(str, folders))
         accepted = (
             f"a file there is damaged ({type(error).__name__}: {error}): restore it, or run again"
         )
@@ -115,31 +114,31 @@ def _gathered(
                 str(_read(folder / CONFIG).get("name", folder.resolve().name))
             )  # of any version
         kind = kind_of(folder)
-        inner = folder / "audit" if kind == COMPARISON else folder
+        inner = folder
+        if kind == COMPARISON:
+            inner = folder / "audit"
         if (inner / AUDITED).is_file() or kind == AUDIT:
-            audits.append(_audit(inner, drawn if pictures else None))
+            values, drawings = _audit(inner)
+            audits.append(values)
+            if pictures:
+                drawn |= drawings
         if (folder / CANARIES).is_file():
             audits.append(_canaries(folder / CANARIES))
-        if kind == COMPARISON:
-            runs += _compared(folder, sets)
-        elif (folder / "summary.json").is_file():
-            runs.append(_run(folder, Summary.read(folder), sets))
-        elif (so_far := summary_so_far(folder)) is not None:
-            runs.append(_run(folder, Summary(*so_far), sets))
-        elif not any((inner / name).is_file() for name in (AUDITED, CANARIES)):
+        read = _runs(folder, sets)
+        audited = (inner / AUDITED).is_file() or (inner / CANARIES).is_file()
+        if not read and not audited and kind != COMPARISON:
             raise FieldError("RUN", str(folder), "holds no finished run, comparison or audit")
+        runs += read
     known = read_people(people)
-    name = (
-        known.get("name")
-        or ", ".join(dict.fromkeys(names))
-        or ", ".join(folder.resolve().name for folder in folders)
-    )
-    runs.sort(
-        key=lambda pair: pair[0].worst["status"] == "none"
-    )  # what protects somebody comes first
-    by_setting = grouped_by(runs, lambda pair: pair[0].setting)
-    summaries = {label: [summary for _, summary in own] for label, own in by_setting.items()}
-    statuses = {label: own[0][0].worst["status"] for label, own in by_setting.items()}
+    name = known.get("name") or ", ".join(dict.fromkeys(names))
+    if not name:
+        name = ", ".join([folder.resolve().name for folder in folders])
+    runs.sort(key=_protects_nobody)  # what protects somebody comes first
+    summaries: dict[str, list[Summary]] = {}
+    statuses: dict[str, str] = {}
+    for run, summary in runs:
+        summaries.setdefault(run.setting, []).append(summary)
+        statuses.setdefault(run.setting, run.worst["status"])
     if setting is not None and not runs:
         raise FieldError("--setting", setting, "needs a run: an audit alone releases nothing")
     if setting is not None:
@@ -160,33 +159,52 @@ def _gathered(
     return found.read_back()
 
 
+def _runs(folder: Path, sets: Mapping[str, Book]) -> list[tuple[Run, Summary]]:
+    """Read the runs of a folder: those of a comparison, a finished one, or one that goes on; none of an audit."""
+    if kind_of(folder) == COMPARISON:
+        return _compared(folder, sets)
+    if (folder / "summary.json").is_file():
+        return [_run(folder, Summary.read(folder), sets)]
+    so_far = summary_so_far(folder)
+    if so_far is None:
+        return []
+    return [_run(folder, Summary(*so_far), sets)]
+
+
+def _protects_nobody(pair: tuple[Run, Summary]) -> bool:
+    run, _ = pair
+    return bool(run.worst["status"] == "none")
+
+
 def _made() -> dict[str, Any]:
     known = provenance("", [])
     return {
-        **{name: known[name] for name in ("command", "commit", "date")},
+        "command": known["command"],
+        "commit": known["commit"],
+        "date": known["date"],
         "version": fedveil.__version__,
     }
 
 
 def _rule(policy: Path | None) -> dict[str, Any]:
     read_policy(policy)  # refuses what no policy can say
-    rule = {} if policy is None else toml_of(policy.read_text(encoding="utf-8"))
+    rule: dict[str, Any] = {}
+    if policy is not None:
+        rule = toml_of(policy.read_text(encoding="utf-8"))
     for path in ("ledger", "head"):
         rule.get("node", {}).pop(path, None)  # folders of a site are nobody else's business
     return rule
 
 
-def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
-    """Read a finished audit, and add its pictures of reconstructions to `drawn` by digest."""
-    values, pictures = _read(folder / AUDITED), {}
+def _audit(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Read a finished audit, and its pictures of reconstructions by digest."""
+    values, pictures, drawn = _read(folder / AUDITED), {}, {}
     for file in sorted(folder.glob("inversion-*.png")):
         content = file.read_bytes()
-        pictures[file.stem.removeprefix("inversion-")] = digest = hashlib.sha256(
-            content
-        ).hexdigest()
-        if drawn is not None:
-            drawn[digest] = content
-    return {**values, "pictures": pictures}
+        digest = hashlib.sha256(content).hexdigest()
+        pictures[file.stem.removeprefix("inversion-")] = digest
+        drawn[digest] = content
+    return {**values, "pictures": pictures}, drawn
 
 
 def _canaries(file: Path) -> dict[str, Any]:
@@ -196,9 +214,10 @@ def _canaries(file: Path) -> dict[str, Any]:
     for one in values["verdicts"]:
         if ": " in one["setting"]:  # a setting with a planted bug
             continue
-        details = {
-            name: value for name, value in one["details"].items() if name in ("declared", "ceiling")
-        }
+        details = {}
+        for name, value in one["details"].items():
+            if name in ("declared", "ceiling"):
+                details[name] = value
         honest.append({**one, "details": details})
     return {"game": "canaries", "canaries": values["canaries"], "results": honest}
 
@@ -211,7 +230,9 @@ def read_people(file: Path | None) -> dict[str, Any]:
     FieldError
         For a file that cannot be read, or a key that is not there.
     """
-    values = {} if file is None else _read(file, "--people", "write it as TOML")
+    values: dict[str, Any] = {}
+    if file is not None:
+        values = _read(file, "--people", "write it as TOML")
     for name, value in values.items():
         if name not in WORDS["people"]:
             raise FieldError("--people", name, nearest(name, WORDS["people"]))
@@ -224,9 +245,9 @@ def read_people(file: Path | None) -> dict[str, Any]:
 
 def _compared(folder: Path, sets: Mapping[str, Book]) -> list[tuple[Run, Summary]]:
     """Read the runs of a comparison, by the labels of their settings."""
-    cells = {
-        _same(_read(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))
-    }
+    cells = {}
+    for path in sorted((folder / CELLS).glob("*/summary.json")):
+        cells[_same(_read(path))] = path.parent
     runs = []
     for values in _read(folder / COMPARED):
         cell = cells.get(_same(values))
@@ -252,13 +273,21 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run,
     for name in (CONFIG, "metrics.jsonl", "summary.json"):
         if (folder / name).is_file():
             digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    config = _read(folder / CONFIG) if CONFIG in digests else {}
-    stated = {}
-    deltas = []
+    config, chosen = {}, {}
+    if CONFIG in digests:
+        config = _read(folder / CONFIG)
+        for name in CHOSEN:
+            chosen[name] = _chosen(config, name)
+    stated, deltas = {}, []
     for party, promise in values["guarantees"].items():
         if party != "median client":
             stated[party] = _promised(promise)
-            deltas += [promise["delta"]] if "delta" in promise else []
+            if "delta" in promise:
+                deltas.append(promise["delta"])
+    unfinished = ""
+    if not values.get("finished", True):
+        unfinished = values["stopped"]
+    data, replies = values.get("data", {}), values["replies"]
     said = {
         RUN_OF_SITES: values.get("run", ""),
         "clients": values["clients"],
@@ -266,26 +295,25 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run,
         "method": values["method"],
         "trust": values["trust"],
         "engine": values["engine"],
-        "delta": deltas[0] if deltas else 1e-5,
+        "delta": next(iter(deltas), 1e-5),
         "conditions": list(read_off(config.get("read_off", ()))),
         "seed": values.get("seed"),
         "rounds_planned": values["rounds_planned"],
-        "unfinished": "" if values.get("finished", True) else values["stopped"],
+        "unfinished": unfinished,
         "published": values.get("published_metrics", {}).get("text"),
-        "failed": sum(values["replies"][kind] for kind in ("failed", "invalid", "refused")),
+        "failed": replies["failed"] + replies["invalid"] + replies["refused"],
         "malicious": values.get("malicious") or {},
         "derived_from": values.get("derived_from") or "",
-        "data": {name: values.get("data", {}).get(name) for name in ("name", "digest")},
+        "data": {"name": data.get("name"), "digest": data.get("digest")},
         "versions": values["versions"],
         "numerics": values["numerics"],
         "files": digests,
-        "chosen": {name: _chosen(config, name) for name in CHOSEN} if config else {},
+        "chosen": chosen,
         "promises": {},
     }
     found = carried(run, books, said, sets)
-    if (
-        not {SERVER, CLIENT} & found.promises.keys()
-    ):  # of a deployed run, whose clients' quotes lie in no ledger of it
+    if not {SERVER, CLIENT} & found.promises.keys():
+        # of a deployed run, whose clients' quotes lie in no ledger of it
         said["promises"] = stated
     require_carried(folder, found, values, stated)
     if found.bound:  # what the ledgers bind is not the author's to say
@@ -301,11 +329,13 @@ def _own_ledgers(folder: Path) -> tuple[str, Mapping[str, Book]]:
     LedgerError
         If there is none, or those of several runs.
     """
-    ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else Books()
+    ledgers = Books()
+    if (folder / "ledger").is_dir():
+        ledgers = read_books([folder / "ledger"])
     if len(ledgers.runs) != 1:
-        held = (
-            f"its ledgers are of {len(ledgers.runs)} runs" if ledgers.runs else "it has no ledger"
-        )
+        held = "it has no ledger"
+        if ledgers.runs:
+            held = f"its ledgers are of {len(ledgers.runs)} runs"
         raise LedgerError(
             f"{folder}: {held}, and what a run promises is added up from its own; restore the folder"
         )
@@ -330,8 +360,10 @@ def _promised(promise: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, name: str = "RUN", fix: str = "finish it first, or restore the file") -> Any:
     """Return the contents of a JSON or TOML file."""
-    read = json_of if path.suffix == ".json" else toml_of
     try:
-        return read(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            return json_of(text)
+        return toml_of(text)
     except (OSError, ValueError) as error:
         raise damaged(name, path, error, fix) from error

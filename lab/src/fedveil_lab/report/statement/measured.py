@@ -24,34 +24,43 @@ def with_measures(
     section: ReportSection, runs: Mapping[str, Sequence[Summary]], folders: Sequence[Path]
 ) -> ReportSection:
     """Add the pooled figures and the gate's verdict to the section on accuracy."""
-    tables = [table for table in (measured_rows(runs),) if table.rows]
-    lines = [Fact("computed", said_of(found), said=True) for found in _pooled(runs)[:1]]
-    lines += [fact for folder in folders for fact in gate_of(folder)]
-    return replace(section, lines=[*section.lines, *lines], tables=[*section.tables, *tables])
+    lines, tables = list(section.lines), list(section.tables)
+    table, pooled = measured_rows(runs), _pooled(runs)
+    if table.rows:
+        tables.append(table)
+    if pooled:
+        lines.append(Fact("computed", said_of(pooled[0]), said=True))
+    for folder in folders:
+        lines += gate_of(folder)
+    return replace(section, lines=lines, tables=tables)
 
 
 def measured_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
     """Make the table of pooled figures with 95% intervals over patients; with several seeds, figures and ends are means."""
     rows, positive = [], dict[str, None]()
     for label, own in runs.items():
-        found = [one for one in (_of(summary) for summary in own) if one]
-        if found and len(found) == len(own):
-            rows.append(
-                [label, *(_mean([one["figures"].get(name) for one in found]) for name in FIGURES)]
-            )
-            positive |= dict.fromkeys(one["positive"] for one in found if one["positive"])
-    of = f", of the class {' or '.join(positive)}" if positive else ""
-    header = ("setting", *(NAMES.get(name, name) for name in FIGURES))
+        found = list(filter(None, map(_of, own)))
+        if not found or len(found) < len(own):
+            continue
+        row = [label]
+        for name in FIGURES:
+            row.append(_mean([one["figures"].get(name) for one in found]))
+        rows.append(row)
+        for one in found:
+            if one["positive"]:
+                positive[one["positive"]] = None
+    of = ""
+    if positive:
+        of = f", of the class {' or '.join(positive)}"
+    header = ("setting", *[NAMES.get(name, name) for name in FIGURES])
     return Grid(f"Pooled, after the last round{of} (95% over patients)", header, rows, header[1:])
 
 
 def said_of(found: Mapping[str, Any]) -> str:
     """State whose data the figures describe, and that no promise protects these people."""
-    who = (
-        f"{found['persons']} test patients ({found['rows']} rows)"
-        if found["persons"]
-        else f"{found['rows']} test rows"
-    )
+    who = f"{found['rows']} test rows"
+    if found["persons"]:
+        who = f"{found['persons']} test patients ({found['rows']} rows)"
     return f"said by the author; without noise, on {who}, which no promise covers"
 
 
@@ -64,14 +73,14 @@ def gate_of(folder: Path) -> list[Fact]:
         values = json_of(file.read_bytes())
         limits, result = values["limits"], values.get("result")
         privacy = limits["privacy"]
+        measures = [f"{name} {least:g}" for name, least in limits["measures"].items()]
         asked = f"{limits['setting']}: epsilon {privacy['epsilon']:g} for one {privacy['unit']} at delta "
-        asked += f"{privacy['delta']:g}; {', '.join(f'{name} {v:g}' for name, v in limits['measures'].items())}"
-        verdict = "not checked yet" if result is None else str(result["verdict"])
-        why = (
-            []
-            if result is None
-            else [str(one) for part in ("privacy", "attack", "measures") for one in result[part]]
-        )
+        asked += f"{privacy['delta']:g}; {', '.join(measures)}"
+        verdict, why = "not checked yet", list[str]()
+        if result is not None:
+            verdict = str(result["verdict"])
+            for part in ("privacy", "attack", "measures"):
+                why += map(str, result[part])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged("gate", file, error, remedy(folder)) from error
     return [
@@ -81,7 +90,10 @@ def gate_of(folder: Path) -> list[Fact]:
 
 
 def _pooled(runs: Mapping[str, Sequence[Summary]]) -> list[Mapping[str, Any]]:
-    return [found for own in runs.values() for summary in own if (found := _of(summary))]
+    pooled = list[Mapping[str, Any]]()
+    for own in runs.values():
+        pooled += filter(None, map(_of, own))
+    return pooled
 
 
 def _of(summary: Summary) -> Mapping[str, Any]:
@@ -90,10 +102,16 @@ def _of(summary: Summary) -> Mapping[str, Any]:
 
 
 def _mean(figures: Sequence[Mapping[str, Any] | None]) -> str:
-    known = [one for one in figures if one is not None]
-    if len(known) < len(figures) or not known:
+    values, lows, highs = list[float](), list[float](), list[float]()
+    for one in figures:
+        if one is None:
+            return ""
+        values.append(one["value"])
+        if one["low"] is not None and one["high"] is not None:
+            lows.append(one["low"])
+            highs.append(one["high"])
+    if not values:
         return ""
-    value = f"{fmean(one['value'] for one in known):.3f}"
-    if any(one["low"] is None or one["high"] is None for one in known):
-        return value
-    return f"{value} ({fmean(one['low'] for one in known):.3f} to {fmean(one['high'] for one in known):.3f})"
+    if len(lows) < len(values):
+        return f"{fmean(values):.3f}"
+    return f"{fmean(values):.3f} ({fmean(lows):.3f} to {fmean(highs):.3f})"

@@ -13,6 +13,7 @@ from base64 import b64encode
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,19 @@ def files_of(subject: Subject) -> dict[str, bytes]:
 @cache
 def form_of() -> str:
     """Return the digest of this package's code, templates and words, which make the pages."""
-    own = sorted((part.name, part) for part in files(__package__).iterdir() if part.is_file())
     digest = hashlib.sha256()
-    for name, part in own:
-        digest.update(f"{name}\x1f".encode() + part.read_bytes())
+    for part in sorted(files(__package__).iterdir(), key=attrgetter("name")):
+        if part.is_file():
+            digest.update(f"{part.name}\x1f".encode() + part.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _page(report: Report, subject: Subject) -> str:
     """Write the whole page. It names the digest of its style sheet, so a browser applies no other one."""
-    charts = [chart for section in report.sections for chart in section.charts]
-    most = max((len(chart.series) for chart in charts), default=0)
+    most = 0  # lines of a chart
+    for section in report.sections:
+        for chart in section.charts:
+            most = max(most, len(chart.series))
     style = _rendered(STYLE, light=COLOURS, dark=DARK, strokes=STROKES, lines=range(most)).strip()
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
 
@@ -92,17 +95,20 @@ def _page(report: Report, subject: Subject) -> str:
 def _card(subject: Subject) -> str:
     """Write the record of one run's release, in YAML."""
     run = subject.on_card
-    promise = run.worst
+    promise, epsilon = run.worst, None
+    if "epsilon" in promise:
+        epsilon = float(rounded_up(promise["epsilon"]))
+    sentences = [sentence_of([run], run.counts, promise)]
+    for text in beside(promise):
+        sentences.append(f"{text}.")
     return _rendered(
         TEMPLATES[CARD],
         people=subject.people,
         name=subject.name,
         slug=re.sub(r"[^a-z0-9]+", "-", subject.name.lower()).strip("-"),
         promise=promise,
-        epsilon=float(rounded_up(promise["epsilon"])) if "epsilon" in promise else None,
-        sentence=" ".join(
-            [sentence_of([run], run.counts, promise), *(f"{text}." for text in beside(promise))]
-        ),
+        epsilon=epsilon,
+        sentence=" ".join(sentences),
         words=WORDS,
         unprotected=unprotected_quantities([run]),
         run=run.carried,
@@ -130,11 +136,9 @@ def _rendered(template: str, **values: Any) -> str:
 def _json(value: object) -> str:
     """Write a value as JSON that YAML reads, also version 1.1 (where 1e-05 would be a text)."""
     text = json.dumps(value)
-    return (
-        text.replace("e", ".0e")
-        if isinstance(value, float) and "e" in text and "." not in text
-        else text
-    )
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")
+    return text
 
 
 def refuse_another(folder: Path, subject: Subject) -> None:

@@ -41,8 +41,10 @@ class Axis:
     ) -> None:
         positive = [v for v in values if v > 0]
         self.begin, self.end, self.logarithmic = begin, end, logarithmic and bool(positive)
-        shown = positive if self.logarithmic else list(values)
-        least, most = (min(shown), max(shown)) if shown else (0.0, 1.0)
+        shown = list(values)
+        if self.logarithmic:
+            shown = positive
+        least, most = min(shown, default=0.0), max(shown, default=1.0)
         if self.logarithmic:
             low, high = floor(log10(least)), ceil(log10(most))
             high = max(high, low + 1)
@@ -58,8 +60,10 @@ class Axis:
 
     def place(self, value: float) -> float:
         """Return the place of a value in the drawing."""
-        if self.logarithmic:
-            value = log10(value) if value > 0 else self._low
+        if self.logarithmic and value > 0:
+            value = log10(value)
+        elif self.logarithmic:
+            value = self._low
         share = (value - self._low) / (self._high - self._low)
         return self.begin + min(1.0, max(0.0, share)) * (self.end - self.begin)
 
@@ -67,35 +71,38 @@ class Axis:
 def _step(span: float, whole: bool) -> float:
     """Return a round distance between ticks."""
     power = 10.0 ** floor(log10(span / TICKS))
-    step = next((factor * power for factor in STEPS if factor * power * TICKS >= span), 10 * power)
-    return max(1.0, float(ceil(step))) if whole else step
+    step = 10 * power
+    for factor in STEPS:
+        if factor * power * TICKS >= span:
+            step = factor * power
+            break
+    if whole:
+        return max(1.0, float(ceil(step)))
+    return step
 
 
 def svg_of(chart: Chart) -> str:
     """Draw one chart without a legend; the page's legend hides lines by their classes."""
-    across = [x for line in chart.series for x in line.x if isfinite(x)]
-    along = [
-        y
-        for line in chart.series
-        for side in (line.y, line.low, line.high)
-        for y in side
-        if isfinite(y)
-    ]
+    across, along, labels = list[float](), list[float](), list[str]()
+    for line in chart.series:
+        labels.append(line.label)
+        across += filter(isfinite, line.x)
+        for side in (line.y, line.low, line.high):
+            along += filter(isfinite, side)
     logarithmic = chart.logarithmic or chart.name in LOGARITHMIC
     x = Axis(across, LEFT, WIDTH - RIGHT, logarithmic=chart.logarithmic, whole=chart.x == "round")
     y = Axis(along, HEIGHT - BOTTOM, TOP, logarithmic=logarithmic)
-    told = f"{chart.title}: {', '.join(s.label for s in chart.series)}; the table below has the numbers"
+    told = f"{chart.title}: {', '.join(labels)}; the table below has the numbers"
     parts = [f'<svg role="img" aria-label="{escape(told)}" viewBox="0 0 {WIDTH:g} {HEIGHT:g}">']
-    parts += [
-        *_frame(chart, x, y),
-        *(part for i, line in enumerate(chart.series) for part in _line(i, line, x, y)),
-    ]
+    parts += _frame(chart, x, y)
+    for i, line in enumerate(chart.series):
+        parts += _line(i, line, x, y)
     return "\n".join([*parts, "</svg>"])
 
 
 def _frame(chart: Chart, x: Axis, y: Axis) -> Iterator[str]:
     """Draw lines, numbers and names of the axes."""
-    left, right, bottom, top = (_at(place) for place in (x.begin, x.end, y.begin, y.end))
+    left, right, bottom, top = map(_at, (x.begin, x.end, y.begin, y.end))
     for value in y.ticks:
         at, below = _at(y.place(value)), _at(y.place(value) + 4)
         yield f'<line class="grid" x1="{left}" x2="{right}" y1="{at}" y2="{at}"/>'
@@ -126,8 +133,11 @@ def _line(number: int, line: Series, x: Axis, y: Axis) -> Iterator[str]:
 
 
 def _points(across: Sequence[float], along: Sequence[float], x: Axis, y: Axis) -> list[str]:
-    pairs = [(a, b) for a, b in zip(across, along, strict=True) if isfinite(a) and isfinite(b)]
-    return [f"{_at(x.place(a))},{_at(y.place(b))}" for a, b in pairs]
+    points = []
+    for a, b in zip(across, along, strict=True):
+        if isfinite(a) and isfinite(b):
+            points.append(f"{_at(x.place(a))},{_at(y.place(b))}")
+    return points
 
 
 def _at(place: float) -> str:

@@ -51,8 +51,9 @@ def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
     lines = []
     for label, key in WORDS[section].items():
         told = people.get(key, ())
-        texts = [told] if isinstance(told, str) else told
-        lines.append(Fact.of(label, *texts, said=True))
+        if isinstance(told, str):
+            told = [told]
+        lines.append(Fact.of(label, *told, said=True))
     return lines
 
 
@@ -84,8 +85,9 @@ def unit_of(subject: Subject) -> ReportSection:
         runs = subject.by_setting[label]
         lines += _given_ledgers(label, runs)
         for party, promise in own.items():
-            quoted = _is_quoted(party, runs)
-            by = AUTHOR if quoted else LEDGERS
+            quoted, by = _is_quoted(party, runs), LEDGERS
+            if quoted:
+                by = AUTHOR
             rows.append([label, party, *_strength(promise), by])
             lines += _besides(label, promise, quoted)
     for one in subject.sets:
@@ -108,7 +110,9 @@ def _grid(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], said: Sequence[str] = ()
 ) -> list[Grid]:
     """Return a list of one table; an empty list for a table without rows."""
-    return [Grid(title, header, rows, said)] if rows else []
+    if not rows:
+        return []
+    return [Grid(title, header, rows, said)]
 
 
 def _is_quoted(party: str, runs: Sequence[Run]) -> bool:
@@ -122,11 +126,9 @@ def _given_ledgers(label: str, runs: Sequence[Run]) -> list[Fact]:
     for run in runs:
         if run.carried.sites:
             given.append(f"{len(run.carried.sites)} of {run.said['clients']}")
-    return (
-        [Fact.of(f"{label}: clients whose own ledgers are added up", *given, said=True)]
-        if given
-        else []
-    )
+    if not given:
+        return []
+    return [Fact.of(f"{label}: clients whose own ledgers are added up", *given, said=True)]
 
 
 def _strength(promise: Mapping[str, Any]) -> list[str]:
@@ -159,14 +161,19 @@ def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> Repo
         every += own
         engines.add(first.carried.engine)
         status, trust = first.worst["status"], first.carried.trust
-        seen = "central" if status == "none" else trust
-        promised = WORDS["from"][trust] if status in PROVEN else "nobody: nothing is promised"
+        seen, promised = trust, "nobody: nothing is promised"
+        if status == "none":
+            seen = "central"
+        if status in PROVEN:
+            promised = WORDS["from"][trust]
         rows.append([label, WORDS["sees"][seen], "the models that the server sends", promised])
     known = dict(people)
     if engines == {"local"}:
         known.setdefault("transport", "none: all clients ran on one machine, as in an experiment")
     header = ("setting", "the server sees", "a client sees", "protected from")
-    told = ("the server sees", "protected from") if _by_quotes(every) else ()
+    told: tuple[str, ...] = ()
+    if _by_quotes(every):
+        told = ("the server sees", "protected from")
     return ReportSection("trust", _only_people("trust", known), _grid("", header, rows, told))
 
 
@@ -179,9 +186,15 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
     """List what leaves without the promised noise; empty without runs."""
     if not runs:
         return []
-    engines = {run.carried.engine for run in runs}
-    clear = any(run.carried.trust == "central" for run in runs)
-    published = _without_repeats(run.said["published"] for run in runs)
+    engines, trusts, statuses = set[str](), set[str](), set[str]()
+    told, failed = list[str | None](), 0
+    for run in runs:
+        engines.add(run.carried.engine)
+        trusts.add(run.carried.trust)
+        statuses.add(run.worst["status"])
+        told.append(run.said["published"])
+        failed += run.said["failed"]
+    clear, published = "central" in trusts, _without_repeats(told)
     if not published and "local" not in engines and not clear:
         published = ["none: under this trust nodes answer no question about metrics"]
     counts = []
@@ -195,9 +208,8 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
     }
     logs = [f"texts of failures {kept[engine]}" for engine in sorted(engines & kept.keys())]
     private = None
-    if any(run.worst["status"] == "heuristic" for run in runs):
+    if "heuristic" in statuses:
         private = "a heuristic's scale follows private values: keep its ledgers private"
-    failed = sum(run.said["failed"] for run in runs)
     quoted = _by_quotes(runs)
     return [
         Fact.of("metrics after each round", *published, said=True),
@@ -237,34 +249,37 @@ def _around_the_promise(runs: Sequence[Run]) -> list[Fact]:
 def _tuned(subject: Subject) -> ReportSection:
     """Make the section on tuning: what was compared and chosen, on which data, and whether that was charged."""
     runs, settings = subject.runs, len(subject.by_setting)
-    seeds = len({run.said["seed"] for run in runs})
+    seeds, derived = set[Any](), set[str]()
+    charged, chosen = list[str](), dict[str, Mapping[str, Any]]()
+    for run in runs:
+        seeds.add(run.said["seed"])
+        if run.said["derived_from"]:
+            derived.add(run.said["derived_from"])
+        stopping = run.promises.get("validation clients")
+        if stopping is not None:
+            charged.append(epsilon_of(stopping) or protected(stopping))
+        if run.said["chosen"]:
+            chosen[run.setting] = run.said["chosen"]
     searched = None
-    if settings > 1 or seeds > 1:
-        searched = f"{settings} settings under {seeds} seeds on the same data; "
+    if settings > 1 or len(seeds) > 1:
+        searched = f"{settings} settings under {len(seeds)} seeds on the same data; "
         searched += "a choice among them by the figures below is not charged to any epsilon above"
-    derived = {run.said["derived_from"] for run in runs if run.said["derived_from"]}
     noise = [f"from {one!r}: private, not charged" for one in sorted(derived)]
-    stopping = [
-        run.promises["validation clients"] for run in runs if "validation clients" in run.promises
-    ]
-    charged = _without_repeats(epsilon_of(promise) or protected(promise) for promise in stopping)
     lines = [
         Fact.of("compared here", searched, said=True),
         Fact.of("noise taken from other runs", *noise, said=True),
-        Fact.of("charged for stopping early", *charged),
+        Fact.of("charged for stopping early", *_without_repeats(charged)),
         *_only_people("tuned", subject.people),
     ]
-    chosen = {run.setting: run.said["chosen"] for run in runs if run.said["chosen"]}
     keys: list[str] = []
     for own in chosen.values():
         keys = keys or [key for key in CHOSEN if key in own]
     rows = []
-    for label, own in chosen.items():
-        rows.append([label, *(_text(own[key]) for key in keys)])
+    if keys:
+        for label, own in chosen.items():
+            rows.append([label, *map(_text, map(own.__getitem__, keys))])
     header = ("setting", *keys)
-    return ReportSection(
-        "tuned", lines, _grid("Chosen values", header, rows if keys else [], header)
-    )
+    return ReportSection("tuned", lines, _grid("Chosen values", header, rows, header))
 
 
 def _budget(subject: Subject) -> ReportSection:
@@ -294,8 +309,10 @@ def _policy(policy: Mapping[str, Any]) -> list[Fact]:
 
 def _text(value: object) -> str:
     """Write a value of a configuration or policy for a page."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is True:
+        return "yes"
+    if value is False:
+        return "no"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items())
     if isinstance(value, list | tuple):
@@ -320,8 +337,9 @@ def _origin(runs: Sequence[Run]) -> ReportSection:
         released, seed = f"{own.engine}, {own.rounds} rounds released", _text(said["seed"])
         configured = said["files"].get("config.toml", "")[:16]
         rows.append([run.setting, seed, released, planned, own.source, data, configured, versions])
-        every = [*own.ledgers, *own.sites]
-        lines = sum(one["lines"] for one in every)
+        every, lines = [*own.ledgers, *own.sites], 0
+        for ledger in every:
+            lines += ledger["lines"]
         heads.append([run.setting, seed, own.run, str(len(every)), str(lines), own.head])
     header = (
         "setting",

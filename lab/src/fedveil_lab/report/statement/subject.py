@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 from fedveil.engines import SERVER
@@ -41,19 +42,18 @@ class Run:
     @property
     def quoted(self) -> Promises:
         """Promises that no given ledger has: those that the clients of a deployed run quoted to its server."""
-        return {
-            party: p
-            for party, p in self.said["promises"].items()
-            if party not in self.carried.promises
-        }
+        quoted = dict(self.said["promises"])
+        for party in self.carried.promises:
+            quoted.pop(party, None)
+        return quoted
 
     @property
     def counts(self) -> str:
         """Party whose promise counts: the one that adds the noise; among several, the one with the weakest promise."""
         carried = self.carried.promises
-        named = next((party for party in (SERVER, CLIENT) if party in carried), None)
-        if named is not None:
-            return named
+        for party in (SERVER, CLIENT):
+            if party in carried:
+                return party
         every = {**self.quoted, **carried}
         others = sorted(
             every.keys() - {VALIDATION}, key=lambda party: (party not in carried, party)
@@ -64,11 +64,10 @@ class Run:
     def promises(self) -> Promises:
         """Promises by party; the counted one is first."""
         every, first = {**self.quoted, **self.carried.promises}, self.counts
-        return (
-            {party: every[party] for party in (first, *sorted(every.keys() - {first}))}
-            if first
-            else {}
-        )
+        if not first:
+            return {}
+        ordered = {first: every.pop(first)}
+        return ordered | dict(sorted(every.items()))
 
     @property
     def worst(self) -> Mapping[str, Any]:
@@ -116,14 +115,17 @@ class Subject:
         """Make the subject again from the values of a report.json and the PNGs on its page."""
         evidence, said = report["evidence"], report["said"]
         pairs = zip(evidence["runs"], said["runs"], strict=True)
-        own = {name: said[name] for name in ("name", "policy", "people", "setting", "made")}
         return cls(
+            name=said["name"],
             runs=[Run(Carried(**carried), told) for carried, told in pairs],
             sets=evidence["sets"],
             accuracy=section_from(said["accuracy"], "accuracy"),
             attacked=section_from(said["attacked"], "attacked"),
+            policy=said["policy"],
+            people=said["people"],
+            setting=said["setting"],
+            made=said["made"],
             pictures=pictures,
-            **own,
         )
 
     def read_back(self) -> "Subject":
@@ -141,23 +143,29 @@ class Subject:
     @property
     def said(self) -> dict[str, Any]:
         """The author's words, for JSON."""
-        own = {
-            name: getattr(self, name) for name in ("name", "policy", "people", "setting", "made")
+        return {
+            "name": self.name,
+            "policy": self.policy,
+            "people": self.people,
+            "setting": self.setting,
+            "made": self.made,
+            "accuracy": asdict(self.accuracy),
+            "attacked": asdict(self.attacked),
+            "runs": [run.said for run in self.runs],
         }
-        sections = {"accuracy": asdict(self.accuracy), "attacked": asdict(self.attacked)}
-        return {**own, **sections, "runs": [run.said for run in self.runs]}
 
     @property
     def by_setting(self) -> dict[str, list[Run]]:
         """Runs by their setting's label; several are repetitions under other seeds."""
-        return grouped_by(self.runs, lambda run: run.setting)
+        return grouped_by(self.runs, attrgetter("setting"))
 
     @property
     def promises(self) -> dict[str, Promises]:
         """Weakest promise of each party, by setting; the counted one is first."""
-        return {
-            label: weakest([run.promises for run in own]) for label, own in self.by_setting.items()
-        }
+        promises = {}
+        for label, own in self.by_setting.items():
+            promises[label] = weakest([run.promises for run in own])
+        return promises
 
     @property
     def on_card(self) -> Run:
@@ -165,14 +173,20 @@ class Subject:
         runs = self.by_setting
         if self.setting is not None:
             return runs[self.setting][0]
-        return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), self.runs[0])
+        for first, *_ in runs.values():
+            if "epsilon" in first.worst:
+                return first
+        return self.runs[0]
 
 
 def weakest(promises: Sequence[Promises]) -> Promises:
     """Return the weakest promise of each party among the repetitions of a setting."""
-    parties = dict.fromkeys(party for own in promises for party in own)
-    each = {party: [own[party] for own in promises if party in own] for party in parties}
-    return {party: max(own, key=_rank) for party, own in each.items()}
+    found: dict[str, Mapping[str, Any]] = {}
+    for own in promises:
+        for party, promise in own.items():
+            if party not in found or _rank(promise) > _rank(found[party]):
+                found[party] = promise
+    return found
 
 
 def _rank(promise: Mapping[str, Any]) -> float:
