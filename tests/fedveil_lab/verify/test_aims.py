@@ -6,9 +6,9 @@ import scipy
 
 from fedveil_lab.verify import PrivacyClaim
 from fedveil_lab.verify.aims import Aim, between, rates_above
-from fedveil_lab.verify.attackers import beyond_thresholds
+from fedveil_lab.verify.attackers import beyond_thresholds, few_values, fit_all, seen
 from fedveil_lab.verify.budget import Effort
-from fedveil_lab.verify.isolation import SameProcess
+from fedveil_lab.verify.isolation import RunOutcome, SameProcess
 from fedveil_lab.verify.measuring import at_threshold
 from fedveil_lab.verify.playing import play
 from fedveil_lab.verify.worlds import Sizes, library
@@ -73,6 +73,28 @@ def test_thresholds_are_tried_on_runs_that_did_not_choose_them():
         tried.append(aim().of(*(np.concatenate(side) for side in zip(*parts, strict=True)), 0.0))
     assert np.mean(tried) < np.mean(flattered) / 3
     assert len(beyond_thresholds(np.ones(3), np.zeros(3), aim())) == 1
+
+
+def choices(chances, runs, seed):
+    """Runs that each return the number of one of several candidates, with these chances."""
+    drawn = np.random.default_rng(seed).choice(len(chances), runs, p=chances).astype(float)
+    return seen([RunOutcome("ok", "(1,)", np.array([one]), "", "", 0.0) for one in drawn], "(1,)")
+
+
+def test_a_choice_that_both_worlds_make_is_scored_by_how_often_each_makes_it():
+    inside, outside = choices([0.25, 0.5, 0.25], 400, 0), choices([0.4, 0.2, 0.4], 400, 1)
+    exact = fit_all(inside, outside)["exact values"]
+    fresh = exact(choices([0.25, 0.5, 0.25], 2000, 3)), exact(choices([0.4, 0.2, 0.4], 2000, 4))
+    rates = [float((one > 0).mean()) for one in fresh]
+    assert rates == pytest.approx([0.5, 0.2], abs=0.04)
+
+
+def test_few_different_answers_are_no_normal_law():
+    rng = np.random.default_rng(0)
+    assert few_values(rng.integers(0, 4, 40).astype(float))
+    assert few_values(rng.integers(0, 2, (80, 3)).astype(float))
+    assert not few_values(rng.normal(size=40))
+    assert not few_values(rng.normal(size=(40, 3)))
 
 
 def exceeding(noise_on_counts):

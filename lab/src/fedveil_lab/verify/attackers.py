@@ -20,6 +20,7 @@ from fedveil_lab.verify.isolation import RunOutcome
 Scorer = Callable[["SeenRuns"], Floats]
 SURE = 1e300  # a score that no number reaches
 TINY = 1e-300
+SAME = 4  # runs for each different answer, from which on answers are few
 PARTED = 2  # runs of each side at least that choose a threshold for others
 LARGEST = 1e150  # number that is compared; larger ones count as it
 JOINT = 64  # coordinates of which a whole covariance is taken
@@ -158,7 +159,9 @@ def judged_in(folds: Sequence[Fold], name: str, sign: float, aim: Aim) -> Fitted
     beyond = [one for both in scores for one in beyond_thresholds(*both, aim)]
     inside, outside = (np.concatenate(side) for side in zip(*beyond, strict=True))
     value = aim.of(inside, outside, 0.0)
-    smooth = aim.of_shift(float(np.mean([apart(*both) for both in scores])))
+    smooth = 0.0
+    if not any(few_values(np.concatenate(both)) for both in scores):
+        smooth = aim.of_shift(float(np.mean([apart(*both) for both in scores])))
     thresholds = [aim.threshold(*both) for both in scores]
     alone = [aim.of(*both, cut) for both, cut in zip(scores, thresholds, strict=True)]
     at = int(np.argmax(alone))
@@ -176,6 +179,11 @@ def beyond_thresholds(inside: Floats, outside: Floats, aim: Aim) -> list[tuple[F
     parts = [(inside[at::2], outside[at::2]) for at in (0, 1)]
     cuts = [aim.threshold(*part) for part in reversed(parts)]
     return [(part[0] - cut, part[1] - cut) for part, cut in zip(parts, cuts, strict=True)]
+
+
+def few_values(rows: Floats) -> bool:
+    """Whether runs [n] or [n, d] gave few different answers, so that no normal law is like theirs."""
+    return len(np.unique(rows, axis=0)) * SAME <= len(rows)
 
 
 def apart(inside: Floats, outside: Floats) -> float:
@@ -287,12 +295,12 @@ def _distance(x: Floats) -> Callable[[Floats], Floats]:
 
 
 def _exact(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
-    """Score by whether exactly these numbers occurred before in one world; it detects noise with few values."""
-    first, second = {row.tobytes() for row in x}, {row.tobytes() for row in y}
+    """Score by how much more often exactly these numbers occurred in one world; it detects choices and noise of few values."""
+    first, second = Counter(row.tobytes() for row in x), Counter(row.tobytes() for row in y)
 
     def score(z: Floats) -> Floats:
         rows = [row.tobytes() for row in z]
-        return np.array([float(row in first) - float(row in second) for row in rows])
+        return np.array([np.log((first[row] + 0.5) / (second[row] + 0.5)) for row in rows])
 
     return score
 

@@ -12,6 +12,7 @@ from fedveil_lab.verify.attackers import (
     FittedAttack,
     SeenRuns,
     best_attack,
+    few_values,
     most_apart,
     seen,
     usual_shape,
@@ -160,7 +161,10 @@ def looked_at(
     attack = best_attack(*halves(inside, outside, shape), aim)
     shift = paired_shift(inside, outside, shape)
     reached = min(shift, most_apart(len(inside) // 2, len(outside) // 2))
-    promise = max(attack.rank, aim.of_shift(reached))
+    promise = attack.rank
+    both = seen([*inside, *outside], shape)
+    if not few_values(both.numbers[both.whole]):
+        promise = max(promise, aim.of_shift(reached))
     same = all_alike(inside, outside)
     return Looked(world, attack, inside, outside, shape, shift, same, promise)
 
