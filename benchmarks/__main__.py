@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import figures, first_page, page
+from benchmarks import figures, page
 from benchmarks.compare import compare
 from benchmarks.curves import curves
-from benchmarks.first_settings import first_settings
 from benchmarks.footprint import footprint
 from benchmarks.kernels import kernels
 from benchmarks.layer_scores import layer_scores
@@ -62,7 +61,10 @@ def main() -> None:
     for part in parts:
         if part == "page":
             continue
-        if part == "first_settings":
+        if part == "first_settings":  # which needs pandas: the environment of the peers lacks it
+            from benchmarks import first_page
+            from benchmarks.first_settings import first_settings
+
             first_page.write(first_settings(args.quick, say), args.quick, say)
             continue
         say(f"{part}:")
