@@ -71,7 +71,7 @@ SHOWN = {
     "W1": "Small MLP",
     "W2": "CNN",
 }  # workloads that stand on the page, by the names that they have there
-COLUMNS = {"avx2": "a processor with AVX2", "avx512": "one with AVX-512"}
+COLUMNS = {"avx2": "a processor with AVX2", "avx512": "a processor with AVX-512"}
 _SPEED = [target for target in TARGETS if "pfl-research at its best" in target.text]
 _FLOWER = [target for target in TARGETS if "over Flower's" in target.text]
 
