@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.errors import FieldError
-from fedveil_lab.verify import MechanismSteps, PrivacyClaim, player, playing, prove
+from fedveil_lab.verify import MechanismSteps, PrivacyClaim, player, playing, prove, screening
 from fedveil_lab.verify.budget import Effort
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, RunOutcome, SameProcess
 from fedveil_lab.verify.judged import COMPOSITION, INSPECTION, described_alone
@@ -233,7 +233,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        for room in (player, playing):
+        for room in (player, playing, screening):
             monkeypatch.setattr(room, "monotonic", lambda: self.now)
 
     def passing(self, seconds):
@@ -266,6 +266,22 @@ def test_no_run_begins_once_the_seconds_are_over(monkeypatch):
     with pytest.raises(NoVerdict, match="60 s were over"):
         play(clock.passing(lambda _: 0.05 if clock.now < 5 else 5.0), worlds, claim, Effort())
     assert clock.now <= 65
+
+
+def test_a_slow_attack_leaves_time_for_the_judgement(monkeypatch):
+    clock = Clock(monkeypatch)
+    quick = screening.best_attack
+
+    def slow(*runs):
+        clock.now += 2.0
+        return quick(*runs)
+
+    monkeypatch.setattr(screening, "best_attack", slow)
+    claim = PrivacyClaim.parse(CLAIM)
+    worlds = library(claim, Sizes())[:22]
+    found = play(clock.passing(lambda _: 0.02), worlds, claim, Effort())
+    assert clock.now <= 61
+    assert found.measured.inside >= 20
 
 
 @pytest.mark.slow

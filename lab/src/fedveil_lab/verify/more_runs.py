@@ -60,15 +60,17 @@ def what_more_shows(claim: PrivacyClaim, effort: Effort, spent: Spent) -> list[s
 
 
 def _of_half_noise(claim: PrivacyClaim, alpha: float, judged: int) -> str:
-    """Say how many runs half of the needed noise takes, and whether they were made."""
+    """Say that half of the needed noise can pass, and how many runs it takes at the best."""
     needed = runs_for_half_noise(claim, alpha)
     if needed is None:
         told = (
             f"refuting half of the needed noise takes more than {MOST:,} judged runs of each side"
         )
     else:
-        made = "too few" if judged < needed else "so many"
-        told = f"refuting half of the needed noise takes at least {two_digits(needed):,} judged runs of each side; {made} were made"
+        kind = "Gaussian" if claim.delta or claim.judged_by_mu else "Laplace"
+        told = f"half of the needed noise can pass: even {kind} noise in the best world takes {two_digits(needed):,} judged runs of each side"
+        if judged < needed:
+            told += ", and fewer were made"
     if claim.delta and not claim.judged_by_mu:
         fewer = runs_for_half_noise(replace(claim, gaussian=True), alpha)
         if fewer is not None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedveil_lab.verify.attackers import rounds_of
-from fedveil_lab.verify.budget import two_digits
+from fedveil_lab.verify.budget import LOOKS, two_digits
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.flare_probe.flare_watch import CLOSED
 from fedveil_lab.verify.isolation import NoVerdict, RunOutcome
@@ -99,7 +99,7 @@ class Player:
         return self.runner.run(f"{world}: {side}", seed)
 
     def both(
-        self, world: str, count: int, *, same_seed: bool = False
+        self, world: str, count: int, *, same_seed: bool = False, seconds: float = math.inf
     ) -> tuple[list[RunOutcome], list[RunOutcome]]:
         """Run each side `count` times, in pairs whose order a coin decides; fewer if time is over or a run hangs.
 
@@ -111,10 +111,14 @@ class Player:
             Runs of each side.
         same_seed : bool
             Whether both runs of a pair have one seed. Such runs compare worlds; they judge no claim.
+        seconds : float
+            Seconds after which no pair begins, once `LOOKS` pairs are made.
         """
         found: dict[str, list[RunOutcome]] = {side: [] for side in SIDES}
         started, before = monotonic(), self.played
-        for _ in range(count):
+        for made in range(count):
+            if made >= LOOKS and monotonic() - started >= seconds:
+                break
             first = self.seed()
             seeds = dict(zip(SIDES, (first, first if same_seed else self.seed()), strict=True))
             if not self._pair(world, seeds, found):

@@ -179,11 +179,12 @@ def play(
         notes[1:1] = what_more_shows(claim, effort, Spent(made, player.played, seconds))
     used = {"runs": player.played, "seconds": round(seconds, 1), "seeds": [effort.seed]}
     attacker = f"{best.attack.name} ({told})" if told else best.attack.name
+    why = best.world.why if best.world.of_author else f"it looks for this: {best.world.why}"
     return Judged(
         subject="",
         claim=claim,
         measured=measured,
-        world=f"{name}: {best.world.why}; attacker: {attacker}",
+        world=f"{name}: {why}; attacker: {attacker}",
         caught=caught,
         effort={**used, "planned runs": stages.runs, "isolation": runner.isolation},
         notes=tuple(notes),

@@ -6,6 +6,7 @@ judged by other runs, with seeds of their own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from fedveil_lab.verify.aims import Aim
 from fedveil_lab.verify.attackers import (
@@ -17,7 +18,7 @@ from fedveil_lab.verify.attackers import (
     seen,
     usual_shape,
 )
-from fedveil_lab.verify.budget import KEPT, Stages
+from fedveil_lab.verify.budget import FINAL, KEPT, LOOKED, Stages
 from fedveil_lab.verify.isolation import NoVerdict, RunOutcome
 from fedveil_lab.verify.pairs import all_alike, paired_shift
 from fedveil_lab.verify.player import Player
@@ -71,7 +72,7 @@ class Looked:
             return f"both answers were alike under each of {len(self.inside)} seeds"
         how = f"may show {figure} {max(0.0, self.promise):.2f}, by the attack {self.attack.name!r}"
         if self.shift > NO_NOISE:
-            return f"{how}; a number without noise differs"
+            return f"{how}; a number differs that {len(self.inside)} seeds hardly changed"
         return f"{how}; the answers shift by {self.shift:.2g} times their spread"
 
 
@@ -82,10 +83,15 @@ def look_at_all(
     aim: Aim,
     say: Say,
 ) -> list[Looked]:
-    """Make a few pairs of runs of every world. A world in which a run hangs is left out."""
+    """Make a few pairs of runs of every world. A world in which a run hangs is left out.
+
+    All worlds together take `LOOKED` of the seconds, however long a run or an attack on it takes.
+    """
     found = []
-    for one in worlds:
-        inside, outside = player.both(one.name, stages.looks, same_seed=True)
+    until = monotonic() + LOOKED * player.left
+    for number, one in enumerate(worlds):
+        share = (until - monotonic()) / (len(worlds) - number)
+        inside, outside = player.both(one.name, stages.looks, same_seed=True, seconds=share)
         player.require_time(stages.total)
         if one.name in player.hung:
             say(f"left out {one.name}: a run hangs: {player.hung[one.name]}")
@@ -128,8 +134,12 @@ def look_again(
         If a run hangs in every world.
     """
     found = []
-    for one in kept(looked):
-        inside, outside = player.both(one.world.name, stages.again, same_seed=True)
+    again = kept(looked)
+    until = monotonic() + (1 - LOOKED - FINAL) / (1 - LOOKED) * player.left
+    for number, one in enumerate(again):
+        share = (until - monotonic()) / (len(again) - number)
+        name = one.world.name
+        inside, outside = player.both(name, stages.again, same_seed=True, seconds=share)
         if one.world.name in player.hung:
             say(f"left out {one.world.name}: a run hangs: {player.hung[one.world.name]}")
             continue
