@@ -68,7 +68,10 @@ def _of_half_noise(claim: PrivacyClaim, alpha: float, judged: int) -> str:
         )
     else:
         kind = "Gaussian" if claim.delta or claim.judged_by_mu else "Laplace"
-        told = f"half of the needed noise can pass: even {kind} noise in the best world takes {two_digits(needed):,} judged runs of each side"
+        runs = f"{two_digits(needed):,} judged runs of each side"
+        told = (
+            f"half of the needed noise can pass: even {kind} noise in the best world takes {runs}"
+        )
         if judged < needed:
             told += ", and fewer were made"
     if claim.delta and not claim.judged_by_mu:
